@@ -1,7 +1,8 @@
-"""What communication costs a run: what waits for it, and what it slows; and what could be gained at most.
+"""What communication costs a run: waits for it, and the slowdown of compute; and how much could be gained at most.
 
-No schedule can gain more than what waits: it can hide communication, but not the slowdown of the compute beside it. No
-network can gain more than what waits and what is slowed together. See :mod:`.step_cost` for the parts of a step.
+No other schedule can gain more than the time in which something waits: it can hide communication, but not avoid the
+slowdown of the compute beside it. No faster network can gain more than this time and the slowdown together. See
+:mod:`.step_cost` for the parts of a step.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ class Cost:
     """The cost of communication in a step of a run, or of a rank: medians over the steps that communicate.
 
     Attributes:
-        blocking_ns: ``None`` if not known, for ``blocking_reason``.
-        contention_ns: What communication adds to the compute beside it, by its slowdown; ``None`` with a reason.
-        contention_low_ns, contention_high_ns: Its 95 % interval. Without a known slowdown, from nothing to all time
-            beside communication; ``None`` if that is not known either.
-        kappa: How many times as long the same kernels take beside communication, see :class:`Contention`; of a rank,
-            that of its run.
-        kernels_compared: Number of different kernels that ``kappa`` was measured with.
-        reason: Why ``contention_ns`` is not known, or only its interval is not.
-        medians_ns: The median of each part of :class:`StepCost`, and of ``step``; medians need not sum. ``None`` for a
-            part that is not known in some step.
+        blocking_ns: Time in which something stands still for communication; ``None`` if not known.
+        blocking_reason: Why ``blocking_ns`` is not known; ``None`` if it is.
+        contention_ns: How much longer the compute beside communication takes than alone; ``None`` if not known.
+        contention_low_ns, contention_high_ns: Its 95 % interval. If the slowdown is not known, 0 and all time beside
+            communication; ``None`` if that time is not known either.
+        kappa: How many times as long the same kernels take beside communication, see :class:`Contention`. The cost of a
+            rank has the kappa of its run.
+        kernels_compared: Number of different kernels from which ``kappa`` was measured.
+        reason: Why ``contention_ns``, or its interval, is not known; ``None`` if both are.
+        medians_ns: By name of each part of :class:`StepCost`, and for ``step``: its median. Medians need not sum. It is
+            ``None`` for a part that is not known in some step.
     """
 
     blocking_ns: int | None
@@ -60,9 +62,9 @@ class Bounds:
     """What a step could gain at most; ``None`` if not known, for ``reason``.
 
     Attributes:
-        schedule_ns: By hiding communication: what waits for it, or what is exposed if that is not known.
-        network_ns: By communication that takes no time and no part of the GPU: that and contention.
-        low_ns, high_ns: The interval of ``network_ns``, by that of contention.
+        schedule_ns: Gain if all communication were hidden: blocking time, or exposed time if that is not known.
+        network_ns: Gain if communication took no time and no part of the GPU: ``schedule_ns`` and contention.
+        low_ns, high_ns: The interval of ``network_ns``, from that of contention.
     """
 
     schedule_ns: int | None
@@ -92,11 +94,11 @@ class RunCost(FrameResult):
 
     @property
     def steps(self) -> dict[str, tuple[StepCost, ...]]:
-        """The steps of each rank, by its name."""
+        """The steps of each rank, by the rank's name."""
         return {rank.name: rank.steps for rank in self.ranks}
 
     def to_frame(self) -> DataFrame:
-        """One row per step of each rank; times in nanoseconds."""
+        """Return a table with one row per step of each rank; times are in nanoseconds."""
         names = [field.name for field in fields(StepCost) if field.name not in ("reasons", "standstill_by_ns")]
         rows = [
             {"rank": rank.name, "position": at} | {name: getattr(step, name) for name in names}
@@ -118,6 +120,7 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
     ]
 
     def add_medians(cost: Cost, ranks: Sequence[int]) -> Cost:
+        """Return the cost with medians over the steps that communicate, of the ranks with these indices."""
         chosen = []
         for rank in ranks:
             communicating = {id(step) for step in result.ranks[rank].communicating_steps}
@@ -125,6 +128,7 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
             chosen += [found for step, found in pairs if id(step) in communicating and found.step_ns is not None]
         return replace(cost, medians_ns=_medians(chosen))
 
+    # Each rank's cost is measured like that of a run with this rank only.
     costs = []
     for at, rank in enumerate(result.ranks):
         (own,) = compare_variants([replace(result, ranks=(rank,))]) if len(result.ranks) > 1 else (summary,)
@@ -136,6 +140,7 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
 
 
 def _with_blocking_reason(cost: Cost, ranks: Sequence[RankOverlap]) -> Cost:
+    """Return the cost with the reason why its blocking time is not known: the first one that a rank has."""
     if cost.blocking_ns is not None:
         return cost
     reasons = (rank.dependencies.reason if rank.dependencies else rank.reason for rank in ranks)
@@ -143,7 +148,10 @@ def _with_blocking_reason(cost: Cost, ranks: Sequence[RankOverlap]) -> Cost:
 
 
 def _medians(steps: Sequence[StepCost]) -> dict[str, int | None] | None:
-    """The median of each part, ``None`` if it is not known in some step; nothing without steps."""
+    """Return by name of each part, and for ``step``, its median in ns: ``None`` if it is not known in some step.
+
+    Without steps, the result is ``None``.
+    """
     if not steps:
         return None
     columns = {name: [getattr(step, f"{name}_ns") for step in steps] for name in ("step", *PARTS)}
@@ -151,9 +159,10 @@ def _medians(steps: Sequence[StepCost]) -> dict[str, int | None] | None:
 
 
 def measure_cost(summary: VariantSummary, contention: Contention) -> Cost:
-    """Return what communication costs a step of a run; ``contention`` is that of its kernels."""
+    """Return what communication costs a step of a run; ``contention`` is that of the run's kernels."""
 
     def unknown(reason: str, high_ns: int | None) -> Cost:
+        """Return a cost without contention, which is at most ``high_ns`` if that is known."""
         low_ns = None if high_ns is None else 0
         return Cost(summary.blocking_ns, None, low_ns, high_ns, None, contention.kernels, reason)
 
@@ -177,12 +186,13 @@ def measure_cost(summary: VariantSummary, contention: Contention) -> Cost:
 
 
 def find_bounds(summary: VariantSummary, cost: Cost) -> Bounds:
-    """Return what no schedule, and no network, can gain more than."""
+    """Return upper limits of what another schedule, and what another network, can gain in a step."""
     if summary.gain_at_most is None or not summary.communicating_step_ns:
         return Bounds(None, None, None, None, summary.reason or cost.reason or NO_LENGTH)
     schedule_ns = round(summary.gain_at_most * summary.communicating_step_ns)
 
     def with_contention(contention_ns: int | None) -> int | None:
+        """Return the gain of a schedule and this contention together; ``None`` if the contention is not known."""
         return None if contention_ns is None else schedule_ns + contention_ns
 
     return Bounds(

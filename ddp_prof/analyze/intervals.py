@@ -1,4 +1,4 @@
-"""Sets of instants as half-open intervals, and their algebra, in integers of nanoseconds from end to end.
+"""Sets of instants as half-open intervals, and their algebra; all times are integers of nanoseconds.
 
 a        ######....####
 b        ...########...
@@ -21,7 +21,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Intervals:
-    """A set of instants: disjoint intervals ``[start, end)`` in ascending order that do not even touch.
+    """A set of instants: intervals ``[start, end)`` in ascending order that neither overlap nor touch.
 
     Make one with :func:`union`; ``&``, ``|`` and ``-`` combine sets.
     """
@@ -34,10 +34,13 @@ class Intervals:
 
     @property
     def length_ns(self) -> int:
+        """The sum of the lengths of all intervals."""
         return int((self.end_ns - self.start_ns).sum())
 
     def __and__(self, other: Intervals) -> Intervals:
-        """The intersection: each interval of the smaller set, cut by the intervals of the larger one that it meets."""
+        """Return the instants that are in both sets."""
+        # Each interval of the set with fewer intervals is cut by the intervals of the other set that it meets: these
+        # are `met` intervals from `first` on. `nth` counts them 0, 1, 2, ... for each interval.
         few, many = sorted((self, other), key=len)
         first = np.searchsorted(many.end_ns, few.start_ns, side="right")
         met = np.searchsorted(many.start_ns, few.end_ns, side="left") - first
@@ -49,11 +52,13 @@ class Intervals:
         )
 
     def __or__(self, other: Intervals) -> Intervals:
+        """Return the instants that are in at least one of the sets."""
         start = np.concatenate([self.start_ns, other.start_ns])
         return union(start, np.concatenate([self.end_ns, other.end_ns]))
 
     def __sub__(self, other: Intervals) -> Intervals:
-        """The difference: each interval ends where the intersection begins, and continues where that ends."""
+        """Return the instants that are in this set, but not in the other one."""
+        # Each interval ends where the intersection begins, and continues where the intersection ends.
         common = self & other
         start = np.sort(np.concatenate([self.start_ns, common.end_ns]), kind="stable")
         end = np.sort(np.concatenate([common.start_ns, self.end_ns]), kind="stable")
@@ -61,7 +66,10 @@ class Intervals:
         return Intervals(start[some], end[some])
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
-        """How much of each ``[start, end)``, in any order, lies in this set; ``end`` must not be before ``start``."""
+        """Return how much (ns) of each interval ``[start, end)`` lies in this set.
+
+        The intervals may be in any order and overlap; an end must not be before its start.
+        """
         found = np.empty(len(start_ns), np.int64)
         for first in range(0, len(start_ns), _BLOCK):
             block = slice(first, first + _BLOCK)
@@ -81,16 +89,20 @@ class Intervals:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end_ns - self.start_ns)])
 
     def _length_before(self, time_ns: Ints, begun: Ints) -> Ints:
-        """How much of the set lies before each time, at which ``begun`` intervals have begun."""
+        """Return how much (ns) of the set lies before each time, at which ``begun`` of its intervals have begun.
+
+        That is the length of these intervals, less what is to come of the last of them.
+        """
         before: Ints = self._length_by_begun[begun]
         if len(self):
-            to_come = self.end_ns[begun - 1]
+            to_come = self.end_ns[begun - 1]  # a copy: it may be changed in place
             to_come -= time_ns
-            to_come[begun == 0] = 0
+            to_come[begun == 0] = 0  # no interval has begun: index -1 took the last one
             before -= np.maximum(0, to_come, out=to_come)
         return before
 
     def holds(self, time_ns: Ints) -> Mask:
+        """Return whether each time is in this set."""
         if len(self) == 1:
             within: Mask = (time_ns >= self.start_ns[0]) & (time_ns < self.end_ns[0])
             return within
@@ -108,13 +120,15 @@ EVER = union_of_one(-(2**62), 2**62)
 
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:
-    """The union of intervals, which may overlap, be in any order, or be empty (end <= start)."""
+    """Return the union of intervals, which may overlap, be in any order, or be empty (end <= start)."""
     start, end, _ = _unite(start_ns, end_ns)
     return Intervals(start, end)
 
 
 def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Ints, Ints]:
-    """The union of each group's intervals; numbers of groups must not be negative.
+    """Return the union of each group's intervals.
+
+    ``group`` is the number of each interval's group, which must not be negative.
 
     Returns:
         Starts, ends and groups of the united intervals, ordered by group and start.
@@ -132,7 +146,7 @@ def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Int
 
 
 def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """Starts and ends of the union's intervals, and for each of them a row of the input that lies in it."""
+    """Return starts and ends of the union's intervals, and for each of them a row of the input that lies in it."""
     rows = np.flatnonzero(end > start)
     if not len(rows):
         nothing = np.empty(0, np.int64)
@@ -140,6 +154,7 @@ def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     if len(rows) < len(start) or np.any(start[1:] < start[:-1]):
         rows = rows[np.argsort(start[rows], kind="stable")]
         start, end = start[rows], end[rows]
+    # An interval of the union begins where a start is after all ends so far.
     reach = np.maximum.accumulate(end)
     first = np.flatnonzero(np.concatenate([[True], start[1:] > reach[:-1]]))
     last = np.append(first[1:], len(rows)) - 1
@@ -147,9 +162,9 @@ def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
-    """Index of the innermost range that contains each instant, ``UNKNOWN`` if there is none.
+    """Return the index of the innermost range that contains each time, ``UNKNOWN`` if there is none.
 
-    The innermost one starts last; of ranges that start together, it is the shortest::
+    The innermost range is the one that starts last; if several start together, the shortest. Digits are indices::
 
         ranges    0000000000..
                   ...111......
@@ -158,6 +173,7 @@ def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
     edges = np.sort(np.concatenate([start_ns, end_ns]))
     if not len(edges):
         return np.full(len(time_ns), UNKNOWN, np.int64)
+    # `owner` is the innermost range between two neighbouring edges; its first and last element are outside of all.
     owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
     first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1
     for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first; inner ones overwrite them

@@ -1,4 +1,4 @@
-"""What a trace contains for each process, and what is missing for which question."""
+"""What a trace contains for each process, and which questions it cannot answer because something was not recorded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class TraceInventory(Brief):
     """What a trace contains.
 
     Attributes:
-        recognized: Names of ranges that were recognized as steps and phases: (kind, name, the program that uses it).
+        duration_ns: From the first start to the last end of an activity or a range of the trace.
+        advice: Lines, each on a question that the trace cannot answer, and on how to record what it needs.
+        recognized: For steps and for each phase, one example of a name that was recognized, as a tuple: ``step`` or the
+            phase, the name, the program that uses such names.
     """
 
     trace: Path
@@ -78,9 +81,14 @@ def take_inventory(
     backward_range: str | None = None,
     ranks: Sequence[RankEvents] | None = None,
 ) -> TraceInventory:
-    """List what a trace contains; ``ranks`` are what each of its ranks did, if that is known already."""
+    """Return what a trace contains.
+
+    ``step_range`` and ``backward_range`` are the user's regular expressions for the names of steps and of backward.
+    ``ranks`` are all ranks of the trace, if the caller has them already.
+    """
     ranks = find_rank_events(trace, step_range, backward_range) if ranks is None else ranks
     processes = [_process_inventory(trace, process, step_range, backward_range, ranks) for process in trace.processes]
+    # Names are not recognized where the user passed a regular expression for them.
     recognized: list[tuple[str, str, str]] = []
     if step_range is None:
         ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
@@ -105,7 +113,10 @@ def take_inventory(
 
 
 def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
-    """A name of this kind in the trace, by the first known pattern that matches one; at most one item."""
+    """Yield at most one item: kind, name and program of a name in the trace that is known for steps or for a phase.
+
+    ``kind`` is ``step`` or a phase. The first pattern that matches a name in the trace counts.
+    """
     for known in (known for known in KNOWN_NAMES if known.kind == kind):
         if found := list(filter(re.compile(known.pattern, re.IGNORECASE).search, trace.names)):
             yield kind, min(found, key=_natural_sort_key), known.writer
@@ -119,6 +130,7 @@ def _natural_sort_key(name: str) -> tuple[int, str]:
 def _process_inventory(
     trace: Trace, process: int, step_range: str | None, backward_range: str | None, ranks: Sequence[RankEvents]
 ) -> ProcessInventory:
+    """Return the numbers of one process. Steps are those of its first rank with steps, warm-up included."""
     mine, names = trace.activities.process == process, trace.spans.name_id[trace.spans.process == process]
     kind = trace.activities.kind[mine]
     rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
@@ -143,6 +155,7 @@ def _process_inventory(
 
 
 def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
+    """Return a line for each question that the trace cannot answer: what is missing, and how to record it."""
     advice, has_work = [], any(len(rank.including_warmup.events) for rank in ranks)
     if not has_work:
         missing = "no ddp_prof ranges"

@@ -1,4 +1,4 @@
-"""What a capture lacks altogether, and what records it: the first that is said of it."""
+"""What a capture lacks altogether, and what records it; reports say this before everything else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _RECORD_CPU = "on a CPU, with 'from ddp_prof import annotate; annotate.instrumen
 
 
 def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
-    """Say what is missing in a trace, and the flag or line that records it; ``None`` if nothing is known to be."""
+    """Return a line that says what is missing in a trace, and which flag or line of code records it.
+
+    ``None`` if nothing is known to be missing. ``ranks`` are all ranks of the trace.
+    """
     if not any(map(len, (trace.activities, trace.spans, trace.calls, trace.operators))):
         return (
             "this capture is empty: no work of a GPU, no call, no range and no operator was recorded: "

@@ -67,15 +67,15 @@ from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace, take_or_unknown
 
 LEAST_IN_STEPS = 0.95
-"""Share of a rank's communication that must belong to steps, so that steps represent the rank."""
+"""Smallest fraction of the ranks' communication that must belong to steps; if less does, a note says so."""
 
 MOST_LOST = 0.2
-"""Largest share of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
+"""Largest fraction of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
 
 
 @dataclass(frozen=True)
 class RankSource:
-    """A rank, and what several of its figures are measured from."""
+    """A rank, and intermediate results from which several of its figures are measured."""
 
     rank: RankEvents
 
@@ -99,6 +99,7 @@ class RankSource:
 
     @cached_property
     def reason(self) -> str | None:
+        """Why the overlap of the rank is not known; ``None`` if it is."""
         return why_unknown(self.rank)
 
     @property
@@ -107,10 +108,12 @@ class RankSource:
 
     @cached_property
     def hidden(self) -> tuple[Hidden, Hidden]:
+        """What the capture does not tell: for the figures of the rank, and for those of its steps."""
         return _find_hidden(self.rank, self.reason, self.communication.length_ns)
 
 
 def _steps(of: RankSource) -> tuple[StepOverlap, ...]:
+    """Return the steps of the rank, without the figures that are not known."""
     steps = measure_steps(of.rank, of.backward)
     if has_no_usable_events(of.rank):
         steps = tuple(step for step in steps if step.host_ns is not None)
@@ -119,6 +122,7 @@ def _steps(of: RankSource) -> tuple[StepOverlap, ...]:
 
 
 def _compute_ns(of: RankSource) -> int:
+    """Return how long the rank computes, without compute of steps that were not recorded completely."""
     if of.rank.beside is None:
         return of.compute.length_ns
     own = of.rank.select_category(Category.COMPUTE)
@@ -126,6 +130,7 @@ def _compute_ns(of: RankSource) -> int:
 
 
 def _dependencies(of: RankSource) -> DependencyCoverage:
+    """Return how completely dependencies are known; the reason is that of the overlap if blocking itself has none."""
     coverage = of.rank.blocking.coverage
     return replace(coverage, reason=coverage.reason or of.reason)
 
@@ -241,7 +246,7 @@ class RankOverlap(RankResult):
 
     @property
     def lacks_work(self) -> bool:
-        """Whether the ranges of its steps lack some of the device work that the steps launched."""
+        """Whether the steps' ranges on the host lack so much of the steps' device work that a note says so."""
         return self.held_work_ns is not None and lacks_work(self.step_work_ns, self.held_work_ns)
 
     @property
@@ -251,9 +256,10 @@ class RankOverlap(RankResult):
 
     @property
     def communicating_steps(self) -> tuple[StepOverlap, ...]:
-        """The marked steps that communicate; if only some of those with a backward do so in it, these.
+        """The marked steps that communicate; if some of them communicate in backward, only these.
 
-        A micro-batch that only accumulates gradients communicates nothing that could hide, though it may broadcast.
+        The others are then steps that only accumulate gradients. They may broadcast, but communicate nothing that could
+        hide behind compute. They are not left out if backward is not known in some of these steps.
         """
         found = tuple(step for step in self.marked_steps if step.comm_ns)
         reducing = tuple(step for step in found if step.in_backward)
@@ -293,13 +299,13 @@ class RankOverlap(RankResult):
     @property
     @derived("share of communication that is overlapped", key="overlap_%", stays=ALWAYS)
     def overlap_ratio(self) -> float | None:
-        """Share of the rank's communication that compute hides, 0 to 1."""
+        """Fraction of the rank's communication that compute hides, 0 to 1; ``None`` if not known."""
         return None if self.reason else _ratio(self.overlapped_ns, self.comm_ns)
 
     @property
     @derived("share of communication that compute of backward overlaps", key="in_backward_%", stays=WITH_ROOM)
     def backward_overlap_ratio(self) -> float | None:
-        """Share of the rank's communication that compute of backward hides, 0 to 1."""
+        """Fraction of the rank's communication that compute of backward hides, 0 to 1; ``None`` if not known."""
         return None if self.reason else _ratio(self.backward_overlapped_ns, self.comm_ns)
 
 
@@ -309,10 +315,12 @@ class TraceOverlap(FrameResult):
 
     Attributes:
         trace: The file; the first one if there are several.
-        ranks: The ranks in these files, which may be some of the job's only.
+        attribution: How much of the ranks' work was assigned to steps.
+        ranks: The ranks in these files, which may be only some of the job's ranks.
         world_size: Number of ranks in the job, ``None`` if unknown.
         caveats: Why the run is not representative; also in ``warnings``.
-        missing: What the traces lack altogether, and what records it; ``None`` if nothing.
+        files: Number of files.
+        missing: What the traces lack altogether, and what records it; ``None`` if nothing is missing.
         producer, recorder: See :class:`ddp_prof.trace.Trace`.
     """
 
@@ -357,7 +365,7 @@ class TraceOverlap(FrameResult):
 
     @property
     def step_notes(self) -> tuple[str, ...]:
-        """A line each about ranks without steps, communication outside of steps, and lengths by the device's clock."""
+        """Lines on ranks without steps, communication outside of steps, and how the lengths of steps are measured."""
         ahead = (
             "the host runs ahead: a step's range on the host does not hold the device work that it launched, so a step "
             "lasts from its first device work to the next step's, and how long the last one took is not known"
@@ -374,6 +382,7 @@ class TraceOverlap(FrameResult):
             "{:.0%} of the device work that steps launched ran outside of their ranges on the host, which are taken "
             "for their lengths: parts of a step are what ran within"
         )
+        # The note `outside` is for ranks whose steps are measured by ranges that lack much of the steps' device work.
         lacking = [rank for rank in self.ranks if rank.lacks_work and rank.clock == HOST]
         share = 1 - sum(rank.held_work_ns or 0 for rank in lacking) / max(1, sum(rank.step_work_ns for rank in lacking))
         unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
@@ -403,7 +412,10 @@ class TraceOverlap(FrameResult):
         return tuple(found)
 
     def to_frame(self, *, by_step: bool = False) -> DataFrame:
-        """One row per rank, or one row per step of each rank; times in nanoseconds, ratios from 0 to 1."""
+        """Return one row per rank or, with ``by_step``, one row per step of each rank.
+
+        Times are in nanoseconds, ratios from 0 to 1.
+        """
         if by_step:
             identity = ("process", "device", "rank")
             return make_frame_from_rows(
@@ -420,13 +432,14 @@ class TraceOverlap(FrameResult):
 
 
 def keys_of(steps: Sequence[StepOverlap]) -> list[int]:
+    """Return the keys of the steps that have one."""
     return [step.step_key for step in steps if step.step_key is not None]
 
 
 def measure_overlap(
     trace: Trace, ranks: Sequence[RankEvents] | None = None, diagnostics: Diagnostics | None = None
 ) -> TraceOverlap:
-    """Measure the overlap of every rank and step in a trace.
+    """Return the overlap of every rank and step in a trace.
 
     If ``ranks`` are not passed, steps and phases are found by the usual names of ranges. ``diagnostics`` is the result
     of :func:`gather_diagnostics`, if the caller has it already.
@@ -450,6 +463,7 @@ def measure_overlap(
 
 
 def measure_rank(rank: RankEvents) -> RankOverlap:
+    """Return the overlap of a rank and of its steps."""
     source = RankSource(rank)
     of_rank, _ = source.hidden
     figures = measure_fields(RankOverlap, source) | hidden_fields(RankOverlap, of_rank)
@@ -457,7 +471,10 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
 
 
 def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hidden, Hidden]:
-    """What the capture of a rank hides, so that figures of the rank, and figures of its steps, are not known."""
+    """Return what the capture of a rank does not tell: for the figures of the rank, and for those of its steps.
+
+    ``reason`` is why its overlap is not known, ``None`` if it is; ``comm_ns`` is the length of its communication.
+    """
     of_rank = of_steps = Hidden.NOTHING
     is_blind = has_no_usable_events(rank)
     if is_blind or _lost_ns(rank) > MOST_LOST * comm_ns:
@@ -474,7 +491,8 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
         # Whether the host computed or waited while it communicated is not known.
         return of_rank | Hidden.WAITS, of_steps | Hidden.WAITS
     if hides_graphs(rank):
-        # What a graph computed, and whether it hid communication or copies, is not known. Of no communication, all is.
+        # What a graph computed, and whether it hid communication or copies, is not known. Without communication, the
+        # figures of the rank need nothing of that.
         return Hidden.GRAPHS if comm_ns else Hidden.NOTHING, of_steps | Hidden.GRAPHS
     if hides_work(rank):
         # While a kernel without a name runs, it is not known what the device does.
@@ -483,7 +501,7 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
 
 
 def _lost_ns(rank: RankEvents) -> int:
-    """How long communication without a recorded launch ran during steps."""
+    """Return how long (ns) communication without a recorded launch ran during steps."""
     events = rank.events
     is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
     is_lost &= take_or_unknown(rank.trace.launching_calls, events.activity) == UNKNOWN
@@ -492,6 +510,7 @@ def _lost_ns(rank: RankEvents) -> int:
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
+    """Return one result for the files of a run, from the results of the single files."""
     parts = [(result.trace, rank) for result in results for rank in result.ranks]
     raised, notes = align_unnumbered_steps([_last_ends(file, rank) for file, rank in parts])
     ranks = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]
@@ -514,7 +533,10 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
 
 
 def _merge_missing(files: Sequence[tuple[str, str | None]]) -> str | None:
-    """What all files lack; if some do, the first of them and what it lacks."""
+    """Return what all files lack; if only some files lack something, what the first of them lacks, with its name.
+
+    ``files`` are pairs of a file's name and what it lacks. ``None`` if no file lacks anything.
+    """
     lacking = [(name, missing) for name, missing in files if missing]
     if not lacking:
         return None
@@ -525,13 +547,14 @@ def _merge_missing(files: Sequence[tuple[str, str | None]]) -> str | None:
 
 
 def _last_ends(file: Path, rank: RankOverlap) -> RankSteps:
+    """Return the numbers of a rank's marked steps, and the end of each step's last communication."""
     numbers = [UNKNOWN if step.step is None else step.step for step in rank.marked_steps]
     ends_ns = [NO_TIME if step.comm_end_ns is None else step.comm_end_ns for step in rank.marked_steps]
     return RankSteps(file, np.array(numbers, np.int64), np.array(ends_ns, np.int64))
 
 
 def _raise_keys(rank: RankOverlap, by: int) -> RankOverlap:
-    """The rank with step keys that agree with those of the other ranks."""
+    """Return the rank with ``by`` added to its step keys, so that they agree with those of the other ranks."""
     if not by:
         return rank
     steps = [(step, step.step_key) for step in rank.steps]

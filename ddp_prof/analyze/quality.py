@@ -38,14 +38,14 @@ ONLY_MPI = "only calls of MPI communicate in this trace, and what they move is n
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
 
 NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS))
-"""Reasons for which what a step communicates, and what fills it besides compute, is not in the trace."""
+"""Reasons that mean that the trace does not tell what a step communicates, nor what fills it besides compute."""
 
 _WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
 
 ONLY_MESSAGES = f"only sends and receives of gloo communicate in this trace, and {_WAITED_FOR}"
 
 NOTHING_LEFT = (ONLY_WARMUP, ONLY_INCOMPLETE)
-"""Why a rank with steps has none that is measured."""
+"""Reasons why no step of a rank is measured although it has steps."""
 
 MIXED_CLOCKS = f"{CLOCKS}, nor what its host's communication ran beside"
 
@@ -56,11 +56,11 @@ INCOMPLETE_COMMUNICATES = "only steps that were not recorded completely communic
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
 
 MOST_UNNAMED = 0.01
-"""Largest share of kernels without a name, in number or time, with which figures are still reported."""
+"""Largest fraction of kernels without a name, by number or by time, with which figures are still reported."""
 
 
 def why_unknown(rank: RankEvents) -> str | None:
-    """Why the rank has no overlap ratio; ``None`` if it has one."""
+    """Return why the rank has no overlap ratio; ``None`` if it has one."""
     if not rank.why_left_out and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
     if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
@@ -75,7 +75,7 @@ def why_unknown(rank: RankEvents) -> str | None:
 
 
 def named_collectives(trace: Trace) -> list[str]:
-    """The names of ranges that NCCL, or torch for it, opens where a collective is called: ``nccl:all_reduce``."""
+    """Return the names of ranges that NCCL, or torch for it, opens around a collective's call: ``nccl:all_reduce``."""
     used = set(distinct(trace.spans.name_id))
     return [name for at, name in enumerate(trace.names) if at in used and _NCCL_RANGE.match(name)]
 
@@ -86,7 +86,10 @@ _NCCL_RANGE = re.compile(
 
 
 def _calls_mpi(rank: RankEvents) -> bool:
-    """Whether a range of the process is a call that communicates, as ``nsys --trace=mpi`` names them: ``MPI_Send``."""
+    """Return whether a range of the process is a call of MPI that communicates, such as ``MPI_Send``.
+
+    ``nsys --trace=mpi`` records such ranges.
+    """
     names = [number for number, name in enumerate(rank.trace.names) if _MPI_CALL.match(name)]
     return bool(np.isin(rank.trace.spans.name_id[rank.trace.spans.process == rank.process], names).any())
 
@@ -97,13 +100,13 @@ _MPI_CALL = re.compile(
 
 
 def _count_messages(trace: Trace) -> int:
-    """Count the sends and receives of gloo, which are not collectives."""
+    """Return the number of sends and receives of gloo, which are not collectives."""
     names = [index for index, name in enumerate(trace.names) if name.startswith((f"{GLOO}send", f"{GLOO}recv"))]
     return int(np.isin(trace.spans.name_id, names).sum())
 
 
 def why_unknown_work(rank: RankEvents) -> str | None:
-    """Why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
+    """Return why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if rank.why_left_out:
@@ -126,14 +129,16 @@ def why_unknown_work(rank: RankEvents) -> str | None:
 
 
 def _has_only_messages(rank: RankEvents) -> bool:
+    """Return whether the rank communicates only by sends and receives of gloo, which are not measured."""
     is_silent = not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
     return is_silent and _count_messages(rank.trace) > 0
 
 
 def _communicates_with_nobody(rank: RankEvents) -> bool:
-    """Whether the absence of communication is certain.
+    """Return whether the rank certainly did not communicate.
 
-    It is in a job of one rank, and on a CPU if torch.profiler recorded operators and none of them is a collective.
+    That is certain if nothing in the trace communicates and the job has one rank or, on a CPU, torch.profiler recorded
+    operators and none of them is a collective.
     """
     trace, is_silent = rank.trace, not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
     by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
@@ -142,17 +147,21 @@ def _communicates_with_nobody(rank: RankEvents) -> bool:
 
 
 def merge_reasons(reasons: Collection[str | None]) -> str | None:
-    """Combine the reasons of several ranks into one."""
+    """Return one reason for several ranks, from the reasons of the ranks (``None`` if the figures of a rank are known).
+
+    It is :data:`GRAPHS` if a rank has this reason, else ``None`` if the figures of some rank are known, else the first
+    reason, other than :data:`NOTHING` if possible.
+    """
     if GRAPHS in reasons or None in reasons:
         return GRAPHS if GRAPHS in reasons else None
     return max((reason for reason in reasons if reason), default=None, key=lambda reason: reason != NOTHING)
 
 
 def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
-    """Why the figures of a run are not known, or not all of them; ``None`` if they are.
+    """Return why the figures of a run are not known, or not all of them; ``None`` if they are known.
 
-    For each rank ``ranks`` holds its reason, and whether it communicates. All ranks that communicate must be known. If
-    these are, or if no rank communicates, one rank that is known is enough.
+    ``ranks`` holds for each rank the reason why its figures are not known (``None`` if they are), and whether it
+    communicates. The figures of all ranks that communicate must be known, and those of at least one rank.
     """
     reasons = [reason for reason, _ in ranks]
     doubtful = [reason for reason, communicates in ranks if reason and communicates]
@@ -162,21 +171,25 @@ def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
 
 
 def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
-    """Why no rank has a measured step, by the reasons of the ranks; ``otherwise`` is the answer if none is marked."""
+    """Return why no rank has a measured step: a reason of the ranks that says so, or ``otherwise`` if there is none.
+
+    ``otherwise`` is used where the trace marks no steps.
+    """
     return next((reason for reason in reasons if reason in NOTHING_LEFT), otherwise)
 
 
 def hides_work(rank: RankEvents) -> bool:
-    """Whether the rank has activities of unknown content: CUDA graphs recorded as a whole, or unnamed kernels."""
+    """Return whether the rank has activities of unknown content: CUDA graphs recorded whole, or unnamed kernels."""
     return bool(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
 
 
 def hides_graphs(rank: RankEvents) -> bool:
-    """Whether the rank ran CUDA graphs that were recorded as a whole: what computed meanwhile is then not known."""
+    """Return whether the rank ran CUDA graphs that were recorded as a whole: what they computed is then not known."""
     return bool(np.any(rank.events.category == Category.OTHER))
 
 
 def has_no_usable_events(rank: RankEvents) -> bool:
+    """Return whether nothing can be measured of the rank: it has no events, or they do not tell what it did."""
     is_unnamed = rank.trace.unresolved_names.share > MOST_UNNAMED
     is_blind = rank.hides_backward or rank.mixes_clocks or _has_only_messages(rank)
     return not len(rank.events) or is_unnamed or is_blind
@@ -184,9 +197,12 @@ def has_no_usable_events(rank: RankEvents) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """How many of all ranks' events, and how much of their summed duration, were assigned to steps.
+    """How many events of all ranks were assigned to steps.
 
-    ``method`` is how backward was found: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
+    Attributes:
+        events, attributed_events: Number of all events, and of the events in steps.
+        time_ns, attributed_time_ns: Sums of their durations.
+        method: How backward was found: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
     """
 
     events: int
@@ -197,15 +213,17 @@ class Attribution:
 
     @property
     def activities(self) -> float | None:
+        """Fraction of the events that were assigned to steps, 0 to 1; ``None`` without events."""
         return self.attributed_events / self.events if self.events else None
 
     @property
     def device_time(self) -> float | None:
+        """Fraction of the events' summed duration that was assigned to steps, 0 to 1; ``None`` without any."""
         return self.attributed_time_ns / self.time_ns if self.time_ns else None
 
 
 def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
-    """How much of the work of all ranks belongs to a step, and how backward was found."""
+    """Return how much of the work of all ranks belongs to a step, and how backward was found."""
     found = []
     for rank in ranks:
         given = (rank.events.step != UNKNOWN) & rank.has_steps
@@ -216,7 +234,10 @@ def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
 
 
 def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
-    """Sum the attribution of several ranks or files; the method is the weakest of theirs."""
+    """Return the sums of several ranks or files, with the weakest of their methods.
+
+    That is ``inferred`` if one of them has it, else ``ranges`` if one has it, else ``none``.
+    """
     return Attribution(
         events=sum(part.events for part in parts),
         attributed_events=sum(part.attributed_events for part in parts),
@@ -227,13 +248,16 @@ def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
 
 
 OVERHEAD_LIMIT = 0.01
-"""The profiler's own work is reported if it takes a larger share of the measured time."""
+"""The profiler's own work is reported if it takes a larger fraction of the measured time."""
 
 MOST_LOST_LAUNCHES = 0.01
-"""Launches without an activity are reported if they are a larger share of a process's; a few end no more in time."""
+"""Launches without an activity are reported if they are a larger fraction of a process's launches.
+
+A few activities may end after the recording, and are then not recorded.
+"""
 
 SUSPECT_LIMIT = 0.01
-"""A kernel that is named like a collective is reported if it takes a larger share of the kernels' summed time."""
+"""A compute kernel that is named like a collective is reported if it takes a larger fraction of all kernels' time."""
 
 MOST_ALIKE = 4
 """Largest number of files whose warnings are all shown if they differ only in numbers."""
@@ -241,7 +265,7 @@ MOST_ALIKE = 4
 _NUMBERS = re.compile(r"\d[\d.,]*")
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
 _FUSED = re.compile("triton_[a-z]+_fused_")
-"""Kernels of torch.compile are named after what they fuse, or prepare, but they only compute."""
+"""Matches names of torch.compile's kernels. They contain what the kernel fuses, or prepares, but it only computes."""
 
 
 Window = tuple[int, int, int | None, int, int]
@@ -253,15 +277,24 @@ class Diagnostics:
     """The counts from which warnings are made.
 
     Attributes:
-        windows: From the first to the last kernel of each process and device.
-        orphans: Number of activities without a launching call, ``unnumbered`` of which have no correlation number, and
-            ``earlier`` of which have a lower one than all recorded calls.
-        launches: Number of calls that launched something, by process; ``lost`` of these have no activity and lie in no
-            step, or belong to a process without any activity.
+        about_trace: Warnings of the trace, and about its steps.
+        caveats: Why the run is not representative, as its manifest or its ranges tell.
+        windows: Time from the first to the last kernel of each process and device.
+        overhead_warnings: Warnings about the profiler's own work.
+        activities: Number of activities.
+        graphs: Number of CUDA graphs that were recorded as a whole.
+        orphans: Number of activities without a launching call.
+        unnumbered: Number of these that have no correlation number.
+        earlier: Number of these whose correlation number is lower than those of all recorded calls.
+        calls: Number of calls.
+        launches: By process, the number of calls that launched something.
+        lost: By process, the number of these calls that have no activity and lie in no step; also those in steps if no
+            activity of the process was recorded.
         ambiguous: Number of activities whose correlation number several calls have.
         repeated: Number of collectives that are in the trace more than once, with the same stream and times.
         busy_ns, collectives: Time of compute, and number of collectives, by process, device and stream.
-        compute_ns: Summed time of the kernels that count as compute, by name; ``kernels_ns`` of all kernels.
+        compute_ns: By name, the summed time of the kernels that count as compute.
+        kernels_ns: Summed time of all kernels.
     """
 
     about_trace: tuple[str, ...] = ()
@@ -284,17 +317,19 @@ class Diagnostics:
     kernels_ns: int = 0
 
     def busiest_stream(self, process: int, device: int | None) -> int:
-        """The stream of a device with most compute time, ``UNKNOWN`` if there is none."""
+        """Return the stream of a device with most compute time, ``UNKNOWN`` if there is none."""
         busy_ns = {lane: ns for (*owner, lane), ns in self.busy_ns.items() if owner == [process, device] and ns}
         return max(sorted(busy_ns), key=busy_ns.__getitem__, default=UNKNOWN)
 
     @property
     def all_caveats(self) -> tuple[Caveat, ...]:
+        """Why the run is not representative; also that ranks share a GPU, if their kernels tell that."""
         is_shared = any(is_known for is_known, _ in _find_sharing(self.windows))
         is_new = is_shared and Caveat.SHARED_GPU not in self.caveats
         return (Caveat.SHARED_GPU, *self.caveats) if is_new else self.caveats
 
     def warnings(self) -> tuple[str, ...]:
+        """Return a line for each reason why figures may be wrong, uncertain or not representative."""
         caveats = self.all_caveats
         sharing = {} if Caveat.SHARED_GPU in caveats else _find_sharing(self.windows)
         return (
@@ -313,14 +348,17 @@ class Diagnostics:
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
+    """Return the warnings about a trace, a line each."""
     return gather_diagnostics(trace, ranks).warnings()
 
 
 def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
-    """Merge the warnings of a run's files, each a pair of the file's name and its warnings.
+    """Return the warnings of a run from the warnings of its files, which are pairs of a file's name and its warnings.
 
-    Warnings of all files are shown once; of many that differ only in numbers, the first.
+    A warning that all files have is shown once. Any other warning names the first file that has it, and how many others
+    have it. Of more than :data:`MOST_ALIKE` warnings that differ only in numbers, only the first is shown.
     """
+    # By warning: the files that have it. Then group the warnings that differ only in numbers.
     files: dict[str, list[str]] = {}
     for file, warnings in by_file:
         for warning in dict.fromkeys(warnings):
@@ -340,10 +378,11 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
 
 
 def changes_reading(note: str) -> bool:
-    """Whether a note says that figures would be others, are uncertain, or stand for a part of the steps or ranks only.
+    """Return whether a note changes how figures are to be read.
 
-    Notes on what a program did, or what was chosen or inferred, do not. Those are texts of this package, some of which
-    have passed through files and other processes.
+    It does if it says that something was recorded wrongly, that figures are uncertain, or that they stand only for some
+    of the steps or ranks. It does not if it says what a program did, or what was chosen or inferred. Notes are
+    recognized by the texts of this package, as some notes come from files and other processes.
     """
     return _CHANGES_READING.search(note) is not None
 
@@ -362,6 +401,7 @@ _CHANGES_READING = re.compile(f"{_RECORDED_WRONGLY}|{_UNCERTAIN}|{_OF_A_PART}")
 
 
 def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
+    """Return a warning if the traces of a run have different numbers of ranks in the job; else nothing."""
     known = sorted({size for size in sizes if size})
     numbers = ", ".join(map(str, known))
     warning = f"the traces disagree on the number of ranks in the job ({numbers}): they may be of different jobs"
@@ -369,8 +409,9 @@ def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
 
 
 def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics:
-    """Count what makes the figures of a trace doubtful; warnings and caveats are made from these counts."""
+    """Return the counts of what makes the figures of a trace doubtful, from which warnings and caveats are made."""
     activities = trace.activities
+    # The summed duration of the kernels that count as compute, by name.
     duration = np.where(activities.kind == Kind.KERNEL, activities.end_ns - activities.start_ns, 0)
     computing = activities.category == Category.COMPUTE
     total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
@@ -383,6 +424,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
             key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
             busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
             collectives[key] += int((collective & (events.lane == lane)).sum())
+    # Collectives with equal start, end, stream, device and process follow each other in `order`, and are repeated.
     communication = select(activities, activities.category == Category.COMMUNICATION)
     launches, lost = _count_launches(trace, ranks)
     columns = [getattr(communication, name) for name in ("start_ns", "end_ns", "lane", "device", "process")]
@@ -410,6 +452,10 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
 
 
 def _count_launches(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[Counter[int], Counter[int]]:
+    """Return by process the number of calls that launched something, and how many of these were lost.
+
+    A launch in a step does not count as lost, because the step is then left out, and a note says so.
+    """
     launches, lost = Counter[int](), Counter[int]()
     working = set(distinct(trace.activities.process))
     steps = {rank.process: rank.including_warmup for rank in ranks if rank.has_steps}
@@ -425,7 +471,10 @@ def _count_launches(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[Counter[
 
 
 def _are_launched_earlier(trace: Trace) -> Mask:
-    """Mask of the activities that were launched before the recording began: a process numbers its calls in order."""
+    """Return a mask of the activities that were launched before the recording began.
+
+    A process numbers its calls in order, so their number is lower than those of all recorded calls.
+    """
     activities, calls = trace.activities, trace.calls
     found = np.zeros(len(activities), np.bool_)
     asked = (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
@@ -437,6 +486,7 @@ def _are_launched_earlier(trace: Trace) -> Mask:
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
+    """Return why the run is not representative, as its manifest or the ranges around its processes tell."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
     is_shared = any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes)
@@ -444,6 +494,7 @@ def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
 
 
 def _kernel_windows(trace: Trace) -> tuple[Window, ...]:
+    """Return when each process computed on each device: from its first to its last kernel."""
     activities = trace.activities
     rows = np.flatnonzero(activities.kind == Kind.KERNEL)
     process, device, start, end = (
@@ -458,10 +509,10 @@ def _kernel_windows(trace: Trace) -> tuple[Window, ...]:
 
 
 def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]:
-    """Processes whose kernels run on one GPU at the same time.
+    """Return the processes whose kernels run on one GPU at the same time, by GPU.
 
-    The key is whether the machine's number of the GPU is known, and that number, or else CUDA's. CUDA numbers the GPUs
-    that a process sees: two processes may give different GPUs the same number.
+    The key is a pair: whether the machine's number of the GPU is known, and this number or else CUDA's number. CUDA
+    numbers the GPUs that a process sees, so two processes may use the same number for different GPUs.
     """
     by_gpu: dict[tuple[bool, int], dict[int, tuple[int, int]]] = {}
     for process, device, gpu, start, end in windows:
@@ -477,6 +528,7 @@ def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]
 
 
 def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
+    """Yield a line for each fact about how steps, phases and communication were found, and what was left out."""
     yield from dict.fromkeys(note for rank in ranks for note in rank.step_notes)
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
@@ -497,6 +549,7 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
 
 
 def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
+    """Yield a line for each reason why activities are missing, or cannot be assigned to steps and phases."""
     if counted.graphs:
         yield (
             f"CUDA graphs were recorded whole, {counted.graphs} launches: the kernels in them, collectives included, "
@@ -549,6 +602,7 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
 
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
+    """Yield a line if the profiler's own work took much of the time of the steps."""
     measured = union(trace.overhead.start_ns[:0], trace.overhead.end_ns[:0])
     for rank in ranks:
         measured |= union(rank.steps.start_ns, rank.steps.end_ns)
@@ -558,6 +612,7 @@ def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[
 
 
 def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:
+    """Yield a line for each device with collectives on the compute stream, and for each suspicious name of compute."""
     owners = {(process, device) for process, device, _ in counted.busy_ns}
     for process, device in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0)):
         busiest = counted.busiest_stream(process, device)

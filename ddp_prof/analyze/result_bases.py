@@ -1,4 +1,4 @@
-"""Base classes of results: names of ranks, and pandas tables. Pandas is imported only when a table is made."""
+"""Base classes of results: names of ranks, and pandas tables. Pandas is imported only when such a table is made."""
 
 from __future__ import annotations
 
@@ -25,24 +25,32 @@ Row = TypeVar("Row")
 
 
 def none_for_unknown(column: Ints, missing: int = UNKNOWN) -> list[Any]:
-    """The column's values, with ``None`` for ``missing``, which is ``NO_TIME`` in a column of times."""
+    """Return the column's values as a list, with ``None`` in place of ``missing``.
+
+    In a column of times, ``missing`` is ``NO_TIME``.
+    """
     return [None if value == missing else value for value in column.tolist()]
 
 
 def make_rows(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
-    """One result per row; ``columns`` are named like the fields, ``shared`` are fields with one value for all rows."""
+    """Return one result of this kind per row.
+
+    ``columns`` holds the values of the rows by the name of the field; ``shared`` are fields with one value for all
+    rows.
+    """
     return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 def measure_columns(kind: type, source: Any) -> dict[str, Iterable[Any]]:
-    """Return the values of the columns of a result that say how they are measured, ``None`` for unknown ones.
+    """Return by field of a result the values of all rows, for the fields whose declaration says how to measure them.
 
-    ``source`` is what they are measured from, such as the events of a rank.
+    Unknown values are ``None``. ``source`` is passed to each measurement, for example the events of a rank.
     """
     measured: dict[str, Iterable[Any]] = {}
     for one in result_columns(kind):
         if one.measure is not None:
             values = one.measure(source)
+            # A column that may hold -1 as a value uses another number for unknown values.
             may_be_negative = one.is_instant or one.is_signed
             missing = NO_TIME if may_be_negative else UNKNOWN
             measured[one.name] = none_for_unknown(values, missing) if isinstance(values, np.ndarray) else values
@@ -50,21 +58,29 @@ def measure_columns(kind: type, source: Any) -> dict[str, Iterable[Any]]:
 
 
 def measure_fields(kind: type, source: Any) -> dict[str, Any]:
-    """Return the figures of a result that say how they are measured; ``source`` is what they are measured from."""
+    """Return by field of a result its value, for the fields whose declaration says how to measure them.
+
+    ``source`` is passed to each measurement.
+    """
     return {one.name: one.measure(source) for one in result_columns(kind) if one.measure is not None}
 
 
 class FrameResult(Brief):
-    """A result that notebooks show as a table: its main columns, times in ms; ``to_frame`` has all, in ns."""
+    """A result that notebooks show as a table, with its main columns and times in ms.
+
+    ``to_frame`` returns a pandas table with all columns and times in ns.
+    """
 
     __slots__ = ()
     main_columns: ClassVar[tuple[str, ...]] = ()
-    """What notebooks show; all columns if empty."""
+    """Names of the columns that notebooks show; all columns if empty."""
 
     def to_frame(self) -> DataFrame:
+        """Return the result as a pandas table."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
+        """Return the table that notebooks show."""
         frame = self.to_frame()
         shown = frame[[*(self.main_columns or frame.columns)]].copy()
         for column in [name for name in shown.columns if name.endswith("_ns")]:
@@ -74,9 +90,10 @@ class FrameResult(Brief):
 
 
 def make_frame(kind: type, results: Iterable[Any]) -> DataFrame:
-    """One row per result and one column per field, or per declared column if the kind declares some.
+    """Return a table with one row per result and one column per field.
 
-    A nested field becomes ``outer_inner``, ``None`` becomes ``NA``.
+    If the kind declares columns, these are the columns of the table. A nested field becomes ``outer_inner``, ``None``
+    becomes ``NA``.
     """
     if result_columns(kind):
         return make_frame_from_rows(frame_names(kind), [frame_row(result) for result in results])
@@ -84,9 +101,9 @@ def make_frame(kind: type, results: Iterable[Any]) -> DataFrame:
 
 
 def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> DataFrame:
-    """As :func:`make_frame`, from dictionaries; columns have pandas' own types, whose integers may be ``NA``.
+    """Return a table like :func:`make_frame` from rows that are dictionaries.
 
-    ``columns`` are used if there are no rows.
+    Columns have pandas' own types, whose integers may be ``NA``. ``columns`` names the columns if there are no rows.
     """
     import pandas as pd
 
@@ -113,7 +130,7 @@ class RankResult:
 
     @property
     def name(self) -> str:
-        """The rank's name in tables: its number, else its process and, if needed, its file."""
+        """The rank's name in tables: its number or, if that is not known, its process and, if needed, its file."""
         device = f"device {self.device} of " if self.of_several else ""
         if self.rank is not None:
             return f"{device}rank {self.rank}"
@@ -124,12 +141,16 @@ AnyRankResult = TypeVar("AnyRankResult", bound=RankResult)
 
 
 def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[Path]) -> tuple[AnyRankResult, ...]:
-    """Make the names of ranks unique, by the name of the file or the device."""
+    """Return the ranks with unique names, which contain the name of the file or the device where that is needed.
+
+    ``files`` are the files of the ranks.
+    """
     names = distinct_names(files)
     found: dict[int, set[Path]] = {}
     for rank, file in zip(ranks, files, strict=True):
         if rank.rank is None:
             found.setdefault(rank.process, set()).add(file)
+    # How many devices each process has, and in `found`, in how many files each process number occurs.
     devices = Counter((rank.rank, rank.process, file) for rank, file in zip(ranks, files, strict=True))
     named: list[Any] = list(ranks)
     for index, (rank, file) in enumerate(zip(ranks, files, strict=True)):

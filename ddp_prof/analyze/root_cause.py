@@ -20,45 +20,55 @@ from ddp_prof.trace import UNKNOWN
 from ddp_prof.variants import BYTES_PER_MB
 
 WORTH = 0.01
-"""Least share of the step for which advice is given."""
+"""Smallest fraction of the step's length for which advice is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """When and why most of the exposed time of the typical step is exposed, and the collective that has most of it.
+    """When and why most of the exposed time of the typical step is exposed, and the collective with most of that time.
 
-    Figures are of the typical step, see :mod:`ddp_prof.analyze.typical`, over all ranks.
+    Figures are of the typical step (see :mod:`ddp_prof.analyze.typical`) and summed over all ranks. The collective is
+    the same collective on all ranks.
 
     Attributes:
         step: The step's own number; ``None`` without steps.
         steps: Number of steps that communicate.
         exposed_ns: The step's exposed time; if it is 0, all other attributes of the step are meaningless.
-        pair_ns: The part of ``exposed_ns`` of the pair of ``when`` and ``why`` with most exposed time.
+        total_exposed_ns: Exposed time of all steps.
+        when, why: The pair of a when and a why with most exposed time (``exposed_time.WHENS`` and ``WHYS``).
+        pair_ns: The part of ``exposed_ns`` with this when and why.
         wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
         knows_late: Whether the clocks of the ranks tell which rank is late.
         step_ns: Sum of the step's length over all ranks; ``None`` if not known.
-        operation: The collective's operation; the following attributes are the collective's, too.
+        operation: Operation of the collective. The attributes from here on describe the collective, if not stated
+            otherwise.
         knows_wait: Whether its waits can be distinguished from transfer.
-        collectives_per_step, alike_per_step, same_operation_per_step: Number of collectives of one rank in the step;
-            with the same ``blocking``; with the same operation.
-        last_bucket: The largest bucket number with its operation.
-        same_operation_per_pass: Number of those with its operation in its pass of backward; in the step if no pass of
-            backward is known.
+        collectives_per_step: Number of collectives of one rank in the step.
+        alike_per_step: Number of these with the same ``blocking`` as the collective.
+        same_operation_per_step: Number of these with the same operation.
+        same_operation_per_pass: Number of these with the same operation in the same pass of backward; in the step if no
+            pass of backward is known.
+        bucket: Number of its bucket; ``None`` if not known.
+        last_bucket: The largest bucket number among collectives with its operation.
+        index: Its position in the step.
         is_last: Whether it is the last collective of its operation in its pass of backward.
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
         alike: Sizes of collectives of its operation that take equally long; ``None`` if there are none.
         times_per_step: How often one rank communicates its bucket with its operation and size in the step.
         collective_ns: Its part of ``pair_ns``.
+        bytes: Its size; ``None`` if not known, or if ranks differ.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
         lead_ns: How long it starts before the compute of its pass of backward ends, negative if after; ``None`` if not
-            known. If it has several passes, the median.
+            known. The median over ranks and passes.
+        carries_gradients: Whether it seems to reduce gradients.
         passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
         ranks: Number of ranks with collectives in the step.
-        exceeds_others: Whether it is more than twice as large as all between the first and the last of its
-            operation in its pass. Then most of it is one parameter, as a bucket closes when it has reached its size.
-        late_rank, late_cost_ns: The rank that arrives last in the step, if it does so in most steps, and what another
-            one would gain without its lag, queues behind its waits included; ``None`` if that is not known.
+        exceeds_others: Whether it is more than twice as large as every collective of its operation in its pass but the
+            first. Then most of it is one parameter, because a bucket closes when it has reached its size.
+        late_rank: Name of the rank that arrives last in the step, if it does so in most steps; else ``None``.
+        late_cost_ns: What another rank would gain at most without the lag of that rank, queues behind its waits
+            included; ``None`` if that is not known.
     """
 
     step: int | None
@@ -104,10 +114,10 @@ class RootCause:
 
     @property
     def smaller_bucket_mb(self) -> int | None:
-        """Setting of torch's DDP that divides the last bucket, which closes when it has reached it.
+        """A value of ``bucket_cap_mb`` of torch's DDP that divides the last bucket: half of its size, in MB.
 
-        ``None`` if a smaller last bucket would not shorten the exposed time, or that is not known: the cause is another
-        one, the bucket holds a single parameter, or its time does not depend on its size.
+        ``None`` if a smaller last bucket would not shorten the exposed time, or if that is not known: the time is
+        exposed for another reason, the bucket holds a single parameter, or its time does not depend on its size.
         """
         half = (self.bytes or 0) // (2 * BYTES_PER_MB)
         is_tail = self.when == TAIL and self.operation == ALL_REDUCE
@@ -121,7 +131,7 @@ class RootCause:
 
     @property
     def smaller_bucket_advice(self) -> str | None:
-        """The same in words."""
+        """Words that advise :attr:`smaller_bucket_mb`; ``None`` if there is no such value."""
         if (setting := self.smaller_bucket_mb) is None:
             return None
         return f"with DistributedDataParallel, bucket_cap_mb={setting} divides it unless one parameter is most of it"
@@ -129,7 +139,7 @@ class RootCause:
 
 @dataclass(frozen=True)
 class RunExplanation:
-    """Why the communication of a run is exposed; ``root_cause`` is ``None`` if nothing is."""
+    """Why the communication of a run is exposed; ``root_cause`` is ``None`` if no communication is exposed."""
 
     run: RunAnalysis
     collectives: RunCollectives
@@ -138,13 +148,17 @@ class RunExplanation:
 
 
 def explain_run(run: RunAnalysis) -> RunExplanation:
+    """Return the collectives of a run, which rank is late, and the main cause of its exposed time."""
     collectives = measure_collectives(run)
     skew = measure_skew(run)
     return RunExplanation(run, collectives, skew, find_root_cause(collectives, skew))
 
 
 def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootCause | None:
-    """Find the main cause; which rank is late, and what that costs, is known by ``skew``."""
+    """Return the main cause of a run's exposed time; ``None`` if no communication is exposed.
+
+    ``skew`` tells which rank is late, and what that costs; without it, this is not known.
+    """
     run = found.run
     total = sum(int(exposure.exposed_ns.sum()) for exposure in run.exposures)
     if not total:
@@ -154,6 +168,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     are_gradients = [
         bool(one) for rank, of_rank in zip(run.ranks, rows, strict=True) for one in carry_gradients(rank)[of_rank]
     ]
+    # The pair of when and why with most exposed time and, of this pair's time, the collective with most (`culprit`).
     pairs: Counter[tuple[str, str]] = Counter()
     for collective in step:
         for part in collective.exposed_by:
@@ -164,7 +179,8 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _match_key(collective) == culprit]
-    # Ranks may have different numbers of collectives, so these are counted on one rank.
+    # `own` is the culprit on all ranks. Ranks may have different numbers of collectives, so these are counted on one
+    # rank (`mine`).
     mine = [collective for collective in step if collective.step_identity == own[0].step_identity]
     same = [collective for collective in step if collective.op == own[0].op]
     last = {_pass_key(collective): collective.index for collective in sorted(same, key=lambda one: one.index)}
@@ -180,7 +196,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     alike = find_alike_times(one for one in found.collectives if one.op == own[0].op)
     late = next((one for one in (skew.steps if skew else ()) if one.step == typical and one.last is not None), None)
     if skew and late and late.last is not None and 2 * skew.ranks[late.last].last_steps <= len(skew.steps):
-        late = None  # now one rank is late, now another
+        late = None  # in less than half of the steps: different ranks are late in different steps
     return RootCause(
         step=own[0].step,
         alike=alike,
@@ -222,26 +238,35 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
 
 
 def _exceeds_others(one: Collective, of_pass: Sequence[Collective]) -> bool:
-    """See :class:`RootCause`; torch's first bucket is smaller than the others on purpose."""
+    """Return whether a collective is more than twice as large as the others of its operation in its pass but the first.
+
+    See :class:`RootCause`. Torch makes the first bucket smaller than the others on purpose.
+    """
     between = [other.bytes for other in of_pass if other.op == one.op and other is not one][1:]
     known = [size for size in between if size is not None]
     return one.bytes is not None and bool(known) and one.bytes > 2 * max(known)
 
 
 def _pass_key(collective: Collective) -> tuple[object, int | None]:
-    """Identifies the pass of backward on one rank; the step, if it has none."""
+    """Return a key of the collective's pass of backward on its rank; of its step, if no pass is known."""
     return collective.step_identity, collective.backward_end_ns
 
 
 def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:
-    """Identifies a collective on all ranks: by bucket, operation and size, or by the position in the step."""
+    """Return a key of a collective that is the same on all ranks: bucket, operation and size.
+
+    If its bucket is not known, the key contains only its position in the step.
+    """
     if collective.bucket is None:
         return (None, None, collective.index)
     return (collective.bucket, collective.op, -1 if collective.bytes is None else collective.bytes)
 
 
 def _parameter_names(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
-    """Names of the parameters in a bucket; run.json lists them by position among the trained parameters."""
+    """Return the names of the parameters in a bucket; empty if not known.
+
+    run.json (``manifest``) lists for each bucket the positions of its parameters among the trained parameters.
+    """
     buckets = None if manifest is None else manifest.options.get("buckets")
     if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):
         return ()

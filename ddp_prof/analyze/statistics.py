@@ -1,7 +1,8 @@
-"""The interval of all figures, by the bootstrap (B. Efron, 1979), and the steps that stand out.
+"""The 95 % interval of a figure, by the bootstrap (B. Efron, 1979), and the steps that stand out.
 
-From the steps of a run, as many steps are drawn with replacement; the ranks of a step wait for each other, so they are
-drawn together. The figure is computed for a thousand such draws: the middle 95 % are its interval. The seed is fixed::
+From the steps of a run, as many steps as it has are drawn with replacement. The ranks of a step wait for each other, so
+they are drawn together. The figure is computed for a thousand such draws, and the middle 95 % of the results are its
+interval. The seed is fixed. An example with the median of four steps (in ms)::
 
     steps   12 10 11 15      draws   10 10 15 12 -> 11     11 15 11 12 -> 11.5     12 12 10 11 -> 11.5   ...
 
@@ -26,16 +27,16 @@ LEAST_STEPS = 3
 
 FEW_STEPS = "too few steps for an interval"
 EACH_ALONE = "each interval is for itself: of twenty, one leaves out what is true"
-"""What is said where several ratios with intervals stand in one table."""
+"""Note under a table with several ratios and their intervals."""
 
 _DRAWS = 1000
 _PERCENTILES = (2.5, 97.5)
 _BATCH_VALUES = 2**20
-"""Number of values that are drawn at once, to limit the memory."""
+"""Largest number of values that are drawn at once, to limit the memory."""
 
 Numbers = NDArray[Any]
 Statistic = Callable[[Numbers], Any]
-"""Computes the figure of each draw, from an array of draws x units x values of a unit."""
+"""Returns the figure of each draw, from an array of shape (draws, units, values of a unit)."""
 
 median_per_draw: Statistic = partial(np.median, axis=(1, 2))
 mean_per_draw: Statistic = partial(np.mean, axis=(1, 2))
@@ -44,13 +45,14 @@ mean_per_draw: Statistic = partial(np.mean, axis=(1, 2))
 def bootstrap_interval(
     units: Numbers | Sequence[Any], statistic: Statistic = median_per_draw
 ) -> tuple[float, float] | None:
-    """The 95 % interval of a figure; ``None`` for fewer than :data:`LEAST_STEPS` units.
+    """Return the 95 % interval of a figure; ``None`` for fewer than :data:`LEAST_STEPS` units.
 
-    A unit (such as a step) is a single value, or a row of values (such as those of its ranks).
+    A unit (such as a step) is a single value, or a row of values (such as one value per rank).
     """
     if len(units) < LEAST_STEPS:
         return None
     table = np.asarray(units, float).reshape(len(units), -1)
+    # A faster way with the same result: draw ranks, which are small integers, instead of values.
     if statistic is median_per_draw and table.shape[1] == 1 and not np.isnan(table).any():
         table, statistic = _ranks(table), partial(_median_of_ranks, np.sort(table[:, 0]))
     generator = np.random.default_rng(0)
@@ -62,14 +64,19 @@ def bootstrap_interval(
 
 
 def _ranks(table: Numbers) -> Numbers:
-    """The place of each value among all: small integers, whose middle is found several times faster."""
+    """Return the rank of each value, from 0: small integers, whose median is found several times faster."""
     ranks = np.empty(table.shape, np.int16 if len(table) < 1 << 15 else np.int32)
     ranks[np.argsort(table[:, 0]), 0] = np.arange(len(table))
     return ranks
 
 
 def _median_of_ranks(ordered: Numbers, drawn: Numbers) -> Numbers:
-    """The median of each draw of ranks of the values."""
+    """Return the median value of each draw.
+
+    Args:
+        ordered: The values in ascending order.
+        drawn: For each draw the ranks of the drawn values; shape (draws, values, 1).
+    """
     ranks, middle = drawn[:, :, 0], ((len(ordered) - 1) // 2, len(ordered) // 2)
     values = ordered[np.partition(ranks, middle, axis=1)[:, middle]]
     median_values: Numbers = values.sum(axis=1) / 2
@@ -81,9 +88,15 @@ def half_width_of_steps(
     statistic: Statistic = median_per_draw,
     keys: Sequence[Sequence[int] | Numbers] = (),
 ) -> float | None:
-    """Half of the interval of a figure, by the steps that all ranks have in common.
+    """Return half of the width of a figure's 95 % interval, from the steps that all ranks have in common.
 
-    ``keys`` identify each rank's steps. Without keys, or if too few are in common, steps are identified by position.
+    ``None`` if there are too few steps.
+
+    Args:
+        ranks: For each rank, the values of its steps.
+        statistic: The figure.
+        keys: For each rank, the keys of its steps. Without keys, or if too few are in common, steps are identified by
+            their position.
     """
     known = [np.asarray(of_rank) for of_rank in ranks if len(of_rank)]
     if not known:
@@ -93,6 +106,7 @@ def half_width_of_steps(
     if len(reduce(np.intersect1d, step_keys)) < LEAST_STEPS:
         step_keys = positions
     common = reduce(np.intersect1d, step_keys)
+    # For each rank, the values of the common steps in the order of their keys.
     units = [
         of_rank[np.argsort(key)][np.isin(np.sort(key), common)] for of_rank, key in zip(known, step_keys, strict=True)
     ]
@@ -101,31 +115,43 @@ def half_width_of_steps(
 
 
 def half_width_of_change(before: float, after: float) -> float:
-    """Half of the interval of the difference, or the sum, of two independent figures."""
+    """Return half of the interval's width for the difference, or the sum, of two independent figures.
+
+    ``before`` and ``after`` are the half widths of the two figures.
+    """
     return math.hypot(before, after)
 
 
 @dataclass(frozen=True, slots=True)
 class StepMedian:
-    """The median of the steps of all ranks, and half of its 95 % interval; ``None`` for too few steps."""
+    """The median of the steps of all ranks, and half of the width of its 95 % interval.
+
+    ``half_width`` is ``None`` for too few steps.
+    """
 
     value: float
     half_width: float | None
 
 
 def median_of_steps(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]] = ()) -> StepMedian | None:
-    """The median over the steps of all ranks; ``None`` without values. See :func:`half_width_of_steps` for ``keys``."""
+    """Return the median over the steps of all ranks; ``None`` without values.
+
+    The arguments are those of :func:`half_width_of_steps`.
+    """
     values = [value for of_rank in ranks for value in of_rank]
     return StepMedian(float(np.median(values)), half_width_of_steps(ranks, keys=keys)) if values else None
 
 
 _T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
-"""Student's t for 2, 3, ... degrees of freedom, of which 2.5 % of values lie above."""
+"""Quantiles of Student's t for 2, 3, ... degrees of freedom: 2.5 % of values lie above."""
 
 
 @dataclass(frozen=True, slots=True)
 class RatioOfRepeats:
-    """The geometric mean of a ratio over repeats, and its 95 % interval by Student's t of the logarithms."""
+    """The geometric mean of a ratio over repeats, and its 95 % interval by Student's t of the logarithms.
+
+    ``repeats`` is their number.
+    """
 
     value: float
     low: float
@@ -134,6 +160,7 @@ class RatioOfRepeats:
 
     @property
     def half_width(self) -> float:
+        """Half of the width of the interval."""
         return (self.high - self.low) / 2
 
     @property
@@ -143,7 +170,9 @@ class RatioOfRepeats:
 
 
 def ratio_of_repeats(ratios: Sequence[float]) -> RatioOfRepeats | None:
-    """The interval of a ratio that was measured in a few independent repeats; ``None`` for fewer than three.
+    """Return the mean and interval of a ratio that was measured in a few independent repeats.
+
+    ``None`` for fewer than three repeats, and if a ratio is not positive.
 
     The bootstrap is too narrow for so few: the interval of three repeats would contain the true value in 76 of 100
     cases. Repeats must be independent: other processes, or another day; steps of one run are not.
@@ -159,10 +188,10 @@ def ratio_of_repeats(ratios: Sequence[float]) -> RatioOfRepeats | None:
 
 
 LARGE_SHARE = 1 / 5
-"""A step or collective with a larger share of all exposed time may be an outlier."""
+"""A step or collective with a larger fraction of all exposed time may be an outlier."""
 
 TIMES_MEDIAN = 3
-"""An outlier is at least this many times the median of the others, so none of four equal steps is one."""
+"""Smallest ratio of an outlier to the median of the others, so that none of four equal steps is an outlier."""
 
 Key = TypeVar("Key", bound="Hashable")
 
@@ -174,9 +203,9 @@ class Outliers:
     Attributes:
         steps: The key and exposed time, over all ranks, of each step that stands out; the largest first.
         exposed_ns: Exposed time of all steps.
-        overlap_ratio: Share of all steps' communication that compute hides.
-        exposed_without_ns: Exposed time of the other steps.
-        overlap_ratio_without: Overlap ratio of the other steps; ``None`` if they do not communicate.
+        overlap_ratio: Fraction of all steps' communication that compute hides, 0 to 1.
+        exposed_without_ns: Exposed time of the steps that do not stand out.
+        overlap_ratio_without: Overlap ratio of these other steps; ``None`` if they do not communicate.
         are_positions: Whether keys are positions, because steps have no numbers, or numbers that repeat.
     """
 
@@ -189,7 +218,10 @@ class Outliers:
 
 
 def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
-    """The keys whose value is more than a fifth of the sum, and at least three times the median of the others."""
+    """Return the keys whose value is more than a fifth of the sum, and at least three times the median of the others.
+
+    The largest value comes first.
+    """
     total = sum(exposed_ns.values())
     found = []
     for key, value in exposed_ns.items():
@@ -200,11 +232,12 @@ def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
 
 
 def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> Outliers | None:
-    """The steps of a run that stand out; ``None`` if there are none.
+    """Return the steps of a run that stand out by their exposed time; ``None`` if there are none.
 
-    ``steps`` holds for each step of each rank: its key, its own number, its communication time and its exposed time.
-    Entries without a key belong to no step and are ignored.
+    ``steps`` holds for each step of each rank: its key, its own number, its communication time and its exposed time (in
+    ns). Entries without a key belong to no step and are ignored.
     """
+    # By key of the step, summed over the ranks; steps that do not communicate do not count.
     exposed: dict[int, int] = {}
     communicated: dict[int, int] = {}
     are_positions = False

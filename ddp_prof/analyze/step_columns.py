@@ -1,4 +1,4 @@
-"""The figures of a step. Each is declared once, with how it is measured; all tables, documents and docs follow.
+"""The figures of a step. Each is declared once, with how it is measured; tables, documents and docs are made from that.
 
 For one step, N is the communication that was launched in it; C is all compute of the rank::
 
@@ -38,10 +38,9 @@ from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, select
 
 @dataclass(frozen=True)
 class StepEvents:
-    """The steps of a rank and what their figures are measured from. Columns have one element per step.
+    """The steps of a rank, and intermediate results from which their figures are measured.
 
-    Attributes:
-        backward: When compute of backward runs.
+    Columns have one element per step. ``backward`` is when compute of backward runs.
     """
 
     rank: RankEvents
@@ -57,6 +56,7 @@ class StepEvents:
 
     @property
     def unknown(self) -> Ints:
+        """A column of ``UNKNOWN``."""
         return np.full(self.count, UNKNOWN)
 
     @cached_property
@@ -84,7 +84,10 @@ class StepEvents:
 
     @cached_property
     def may_block(self) -> Intervals | None:
-        """When the rank may stand still for communication, if it is not known when it does; else ``None``."""
+        """When the rank may stand still for communication; ``None`` if it is known when it does.
+
+        Also ``None`` if the trace does not tell when it may; see :attr:`.RankEvents.may_block`.
+        """
         coverage = self.rank.blocking.coverage
         return self.rank.may_block if coverage.reason or coverage.host_waits else None
 
@@ -93,11 +96,11 @@ class StepEvents:
         return _measure_standstill(self)
 
     def count_events(self, rows: Mask) -> Ints:
-        """How many of these events each step launched."""
+        """Return how many of the events in ``rows``, a mask of events launched in steps, each step launched."""
         return np.bincount(self.rank.events.step[rows], minlength=self.count)
 
     def in_communication_ns(self, of: Intervals) -> Ints:
-        """How long this runs while the step communicates."""
+        """Return for each step how much (ns) of ``of`` lies in the step's communication."""
         start, end, step = self.communication
         return sum_by_group(of.covered_ns(start, end), step, self.count)
 
@@ -126,7 +129,7 @@ def _tail_ns(steps: StepEvents) -> Ints:
 
 
 def _tail_of_one_pass(steps: StepEvents) -> Ints:
-    """Exposed communication of each step after the end of its only pass."""
+    """Return the exposed communication (ns) of each step after the end of its only pass of backward."""
     rank, (start_ns, end_ns, step) = steps.rank, steps.communication
     last_ns = np.full(steps.count, NO_TIME)
     last_ns[rank.passes.step] = rank.passes.end_ns
@@ -136,7 +139,10 @@ def _tail_of_one_pass(steps: StepEvents) -> Ints:
 
 
 def _tail_of_each_pass(rank: RankEvents) -> Ints:
-    """The same with several passes: an instant counts for the operation that it belongs to, and so for its pass."""
+    """Return the exposed communication (ns) of each step after the end of its pass, if steps have several passes.
+
+    Each instant belongs to one operation of communication (:func:`.assign_instants`), and the operation to one pass.
+    """
     operations, pauses = rank.operations, find_pauses(rank.events, rank.operation_parts)
     backward_end_ns = rank.backward_end_of_operation_ns
     first, last = assign_instants(operations)
@@ -150,9 +156,15 @@ def _tail_of_each_pass(rank: RankEvents) -> Ints:
 
 @dataclass(frozen=True)
 class Standstill:
-    """How much of each step's length something stands still for communication; ``UNKNOWN`` if that is not known.
+    """How much of each step's length a stream, or a host that communicates, stands still for communication.
 
-    What a step stands still for may be collectives of the step before.
+    These may be collectives of the step before. Time in which anything computes does not count.
+
+    Attributes:
+        blocking_ns: The time; ``UNKNOWN`` if it is not known.
+        at_most_ns: An upper limit of it; the time itself if it is known.
+        exposed_ns: The part of it in which communication runs; ``UNKNOWN`` if it is not known.
+        memory_ns: The part of it in which only copies run; ``UNKNOWN`` if it is not known.
     """
 
     blocking_ns: Ints
@@ -162,10 +174,11 @@ class Standstill:
 
 
 def _measure_standstill(steps: StepEvents) -> Standstill:
+    """Return how much of each step's length is blocking time."""
     rank, times, blocking = steps.rank, steps.times, steps.rank.blocking
     start_ns, end_ns = times.start_ns, times.start_ns + times.length_ns
     compute, communication, memory = map(rank.union_of, (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY))
-    # A step is known only if the step before is.
+    # A step is known only if the step before it is known, too.
     is_unknown = blocking.by_step_ns == UNKNOWN
     is_unknown |= np.append(False, is_unknown[:-1])[: steps.count]
     known = blocking.known_stretches
@@ -269,6 +282,7 @@ class StepLength:
 
 
 def _lengths(steps: StepEvents) -> list[StepLength]:
+    """Return the length of each step, and what filled it; without values if the length is not known."""
     if not steps.rank.has_steps:
         return [StepLength()] * steps.count
     lengths = make_rows(StepLength, measure_columns(StepLength, steps))
@@ -443,15 +457,16 @@ class StepOverlap:
         after="blocking_at_most_ns",
     )
     def overlap_ratio(self) -> float | None:
-        """Share of the step's communication that compute hides, 0 to 1."""
+        """Fraction of the step's communication that compute hides, 0 to 1; ``None`` if not known."""
         return self.overlapped_ns / self.comm_ns if self.overlapped_ns is not None and self.comm_ns else None
 
 
 def measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
+    """Return the figures of a rank's steps; ``backward`` is when compute of backward runs."""
     return tuple(make_rows(StepOverlap, measure_columns(StepOverlap, StepEvents(rank, backward))))
 
 
 def hide(step: StepOverlap, hidden: Hidden) -> StepOverlap:
-    """The step without the figures that rest on what its capture hides."""
+    """Return the step without the figures that need what its capture does not tell (``hidden``)."""
     length = replace(step.length, **hidden_fields(StepLength, hidden))
     return replace(step, **hidden_fields(StepOverlap, hidden), length=length)

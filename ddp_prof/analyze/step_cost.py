@@ -1,10 +1,10 @@
-"""The parts of a step: work, what communication slows it by, what waits for communication, and the rest.
+"""The parts of a step: work, the time that communication adds to it, waits for communication, and the rest.
 
 A step that waits 4 for communication, and whose compute beside it takes 1.5 times as long::
 
-    compute          aaaa======....bb...   a, b alone, = beside communication
+    compute          aaaa======....bb...   a and b run alone, = beside communication
     communication        NNNNNNNNNN
-    contention             ##              a third of the 6 beside it
+    contention             ##              a third of the 6 beside communication, which take 4 alone
     blocking                   ####
     standstill                       ###   nothing computes, and nothing waits for communication
     work             aaaa====      bb      all compute, without contention: 10
@@ -31,19 +31,21 @@ PARTS = ("work", "contention", "blocking", "standstill")
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The parts of a step of a rank; where all are known, they sum to ``step_ns``.
+    """The parts of a step of a rank. If all are known, they sum to ``step_ns``.
 
-    A part that is not known is ``None`` with a reason, and lies from ``low`` to ``high``, if these are known. For
-    contention, and so for work, which are estimates, ``low`` and ``high`` are the 95 % interval.
+    A part that is not known is ``None`` with a reason, and lies between its ``low`` and ``high``, if these are known.
+    Contention, and therefore work, are estimates: their ``low`` and ``high`` are the 95 % interval.
 
     Attributes:
-        work_ns: All time in which the device computes, without what communication slows it by.
-        contention_ns: What communication slows the compute beside it by.
+        step_ns: Length of the step.
+        work_ns: All time in which the device computes, minus contention.
+        contention_ns: How much longer the compute beside communication takes than it would take alone.
         blocking_ns: The time without compute in which a stream, or the host of a CPU, stands still for communication.
         standstill_ns: All other time without compute.
-        standstill_by_ns: Its parts, which sum to it: ``communication`` that nothing waits for, ``copies``, ``idle``;
-            ``None`` if they are not known.
-        reasons: Why ``contention``, and so ``work``, or ``blocking``, and so ``standstill``, is not known.
+        standstill_by_ns: The parts of ``standstill_ns``, which sum to it: ``communication`` that nothing waits for,
+            ``copies`` and ``idle``; ``None`` if they are not known.
+        reasons: By name of the part, why it is not known: ``contention`` (then work is not known either), ``blocking``
+            (then standstill is not known either).
     """
 
     step_ns: int | None
@@ -65,9 +67,13 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """Which share of the time beside communication is contention, 0 to 1, with its interval; ``None`` if not known.
+    """Which fraction of the time beside communication is contention, 0 to 1.
 
-    ``by_kind`` has that of each kind of kernels.
+    Attributes:
+        share: The fraction; ``None`` if not known.
+        low, high: Its 95 % interval or, if ``share`` is not known, its limits; ``None`` if these are not known either.
+        reason: Why ``share`` is not known; ``None`` if it is.
+        by_kind: Pairs of a kind of kernels and the fraction for this kind.
     """
 
     share: float | None
@@ -77,9 +83,10 @@ class Slowed:
     by_kind: tuple[tuple[str, float], ...] = ()
 
     def of(self, overlapped_ns: int) -> tuple[int | None, int | None, int | None]:
-        """Contention in so much time beside communication, and its interval."""
+        """Return the contention in a time beside communication, and the lower and upper end of its interval, in ns."""
 
         def part(share: float | None) -> int | None:
+            """Return this fraction of the time, limited to it."""
             return None if share is None else min(overlapped_ns, max(0, round(share * overlapped_ns)))
 
         if not overlapped_ns:  # nothing ran beside it
@@ -88,7 +95,11 @@ class Slowed:
 
 
 def find_slowed(contention: Contention, device: str) -> Slowed:
-    """Without a known slowdown, all time beside communication may be contention, or none; on a CPU nothing is known."""
+    """Return which fraction of the time beside communication is contention.
+
+    If the slowdown is not known, the limits are 0 and 1: no time beside communication may be contention, or all of it.
+    On a CPU, nothing is known.
+    """
     if device == "cpu":
         return Slowed(None, None, None, ON_CPU)
     if contention.slowed is None:
@@ -97,12 +108,13 @@ def find_slowed(contention: Contention, device: str) -> Slowed:
 
 
 def divide_step(step: StepOverlap, slowed: Slowed, why_no_blocking: str | None) -> StepCost:
-    """Divide the length of a step; see :class:`StepCost`."""
+    """Return the parts of a step; ``why_no_blocking`` is the reason if it is not known what waits for communication."""
     length: StepLength = step.length
     if length.ns is None:
         return _unknown_step(None, NO_LENGTH)
     if length.compute_only_ns is None or length.overlapped_ns is None:
         return _unknown_step(length.ns, NO_WORK)
+    # Compute consists of work and contention, the rest of the step of blocking and standstill.
     compute_ns = length.compute_only_ns + length.overlapped_ns
     rest_ns, reasons = length.ns - compute_ns, dict[str, str]()
     contention, low, high = slowed.of(length.overlapped_ns)
@@ -115,6 +127,7 @@ def divide_step(step: StepOverlap, slowed: Slowed, why_no_blocking: str | None) 
         reasons["blocking"] = why_no_blocking or NO_BLOCKING
 
     def less(whole_ns: int, part_ns: int | None) -> int | None:
+        """Return the whole without the part; ``None`` if the part is not known."""
         return None if part_ns is None else whole_ns - part_ns
 
     return StepCost(
@@ -137,6 +150,8 @@ def divide_step(step: StepOverlap, slowed: Slowed, why_no_blocking: str | None) 
 
 
 def _divide_standstill(length: StepLength) -> dict[str, int]:
+    """Return the parts of the time without compute in which nothing stands still for communication."""
+    # Blocking time lies in exposed communication, in exposed copies or in idle time; each part is what is left there.
     communication = (length.exposed_ns or 0) - (length.blocking_exposed_ns or 0)
     copies = (length.exposed_memory_ns or 0) - (length.blocking_memory_ns or 0)
     blocked_otherwise = (length.blocking_ns or 0) - (length.blocking_exposed_ns or 0) - (length.blocking_memory_ns or 0)
@@ -144,5 +159,6 @@ def _divide_standstill(length: StepLength) -> dict[str, int]:
 
 
 def _unknown_step(step_ns: int | None, reason: str) -> StepCost:
+    """Return a step of which no part is known, for this reason."""
     nothing: dict[str, Any] = {field.name: None for field in fields(StepCost)}
     return StepCost(**{**nothing, "step_ns": step_ns, "reasons": dict.fromkeys(("contention", "blocking"), reason)})

@@ -1,4 +1,4 @@
-"""The typical step: the one that stands for its run in headlines, parts of a step, pages and pictures."""
+"""The typical step of a run: the step that headlines, parts of a step, pages and pictures show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ _EXPOSED = PARTS.index("exposed")
 
 
 def distances_from_medians(parts: Ints) -> Ints:
-    """Return for each step (row) the sum of the differences of its length and :data:`PARTS` from the medians of all."""
+    """Return how far each step is from a step of median values, in nanoseconds.
+
+    That is the sum of the absolute differences of its length and its parts from the medians over all steps. ``parts``
+    has one row per step, and its columns are :data:`PARTS`.
+    """
     table = np.column_stack([parts, parts.sum(axis=1)])
     distances: Ints = np.abs(table - np.median(table, axis=0)).sum(axis=1).astype(np.int64)
     return distances
@@ -23,12 +27,14 @@ def distances_from_medians(parts: Ints) -> Ints:
 def find_typical_step(keys: Ints, parts: Ints) -> int | None:
     """Return the key of the step that is nearest to the medians of all; ``None`` without steps.
 
-    The first and last step of a capture are often cut, or warm up or write results: they are chosen only if every other
-    step is further away than half of all steps are. Of steps that are equally near, it is the one that exposes most.
+    The first and last step of a capture are often cut, or warm up or write results. One of them is chosen only if every
+    other step is further away than the median distance of all steps. If several steps are equally near, the one with
+    most exposed time is chosen.
 
     Args:
-        keys: For each step of each rank, which step of the run it is.
-        parts: A row of :data:`PARTS` in nanoseconds for each; those of all ranks of a step count together.
+        keys: For each step of each rank, the key of the step of the run.
+        parts: For each step of each rank, a row of :data:`PARTS` in nanoseconds. The distance of a step is the mean of
+            its ranks.
     """
     if not len(keys):
         return None
@@ -42,7 +48,10 @@ def find_typical_step(keys: Ints, parts: Ints) -> int | None:
 
 
 def typical_step_of(ranks: Sequence[tuple[Ints, Ints]]) -> int | None:
-    """Return :func:`find_typical_step` of the steps of all ranks; ``ranks`` holds keys and parts of each."""
+    """Return the key of the typical step of a run; ``None`` without steps.
+
+    ``ranks`` holds for each rank the keys and the parts of its steps, as :func:`find_typical_step` takes them.
+    """
     known = [(keys, parts) for keys, parts in ranks if len(keys)]
     if not known:
         return None

@@ -59,11 +59,11 @@ class Consumer:
 
 @dataclass(frozen=True)
 class RankRows:
-    """Collectives of one rank, and what their columns are measured from.
+    """Some collectives of one rank, from which the columns of :class:`Collective` are measured.
 
     Attributes:
-        index: Which of the run's ranks it is.
-        rows: The chosen rows of its timings.
+        index: Index of the rank in ``run.ranks``.
+        rows: The chosen rows of the rank's timings.
     """
 
     run: RunAnalysis
@@ -88,10 +88,11 @@ class RankRows:
 
 
 def _sizes_of_groups(of: RankRows) -> list[int | None]:
-    """Number of ranks in the communicator, or in the job if there is one communicator only.
+    """Return the number of ranks in each collective's communicator; ``None`` if not known.
 
-    If there are several, some may contain a part of the ranks only. Those without a name are counted by their streams,
-    but for the stream of compute, which several may use.
+    If the communicator's size was not recorded, it is the number of ranks in the job, but only if there is a single
+    communicator: of several, each may contain only some of the ranks. Communicators without a name are counted by their
+    streams. On the stream of compute there may be several of them.
     """
     rank = of.rank
     lanes = set(distinct(rank.timings.lane[rank.timings.group == UNKNOWN]))
@@ -101,12 +102,14 @@ def _sizes_of_groups(of: RankRows) -> list[int | None]:
 
 
 def _exposed_by(of: RankRows) -> list[tuple[ExposedPart, ...]]:
+    """Return the parts of each collective's exposed time by when and why, without those of 0."""
     kinds = [(when, why) for when in WHENS for why in WHYS]
     pairs_ns = of.exposure.pairs_ns[of.rows].reshape(len(of.rows), len(kinds)).tolist()
     return [tuple(ExposedPart(*kind, ns) for kind, ns in zip(kinds, of_one, strict=True) if ns) for of_one in pairs_ns]
 
 
 def _consumers(of: RankRows) -> list[Consumer | None]:
+    """Return what needs each collective first; ``None`` if nothing is known to need it."""
     timings = of.timings
     needs = (timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
     return [
@@ -147,12 +150,12 @@ _EXPOSED_PARTS = (
         for why, meaning in _WHYS.items()
     ),
 )
-"""Exposed time by when and by why; each of the two groups sums to the exposed time."""
+"""Columns of exposed time by when and by why. The columns by when sum to the exposed time, and those by why, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective(RankResult):
-    """One collective on one rank, in nanoseconds of its file's clock; ``None`` for what is not in the trace.
+    """One collective on one rank. Times are in nanoseconds of its file's clock; a value not in the trace is ``None``.
 
     The order of the columns is that of tables, documents and frames.
     """
@@ -326,16 +329,16 @@ class Collective(RankResult):
         return self.rank, self.process, self.device, self.step_key, self.qualifier
 
     def when_ns(self, when: str) -> int:
-        """Exposed time at one of ``exposed_time.WHENS``."""
+        """Return the exposed time (ns) at ``when``, one of ``exposed_time.WHENS``."""
         return sum(part.ns for part in self.exposed_by if part.when == when)
 
     def why_ns(self, why: str) -> int:
-        """Exposed time for one of ``exposed_time.WHYS``."""
+        """Return the exposed time (ns) for the reason ``why``, one of ``exposed_time.WHYS``."""
         return sum(part.ns for part in self.exposed_by if part.why == why)
 
     @property
     def backward_end_ns(self) -> int | None:
-        """The end of the last compute in its pass of backward."""
+        """The end of the last compute in its pass of backward; ``None`` if no compute of backward is known."""
         return None if self.before_backward_end_ns is None else self.start_ns + self.before_backward_end_ns
 
     @property
@@ -367,9 +370,10 @@ class Collective(RankResult):
         after="transfer_ns",
     )
     def algbw_bytes_per_s(self) -> float | None:
-        """Bytes divided by the transfer time, or by the duration if peers are not known.
+        """Bytes per second of transfer time, or of the duration if the transfer time is not known.
 
-        ``None`` if that is more than any link can carry: the size then is not what this collective moved.
+        ``None`` if the size is not known, or if the result is more than any link can carry: the recorded size is then
+        not what this collective moved.
         """
         time_ns = self.duration_ns if self.transfer_ns is None else self.transfer_ns
         if self.bytes is None or time_ns <= 0:
@@ -392,7 +396,7 @@ class Collective(RankResult):
 
 
 def collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None) -> list[Collective]:
-    """The chosen collectives of a rank, or all."""
+    """Return the collectives of the run's rank with this index: those in ``rows`` of its timings, or all."""
     rank = run.ranks[index]
     of_rank = RankRows(run, index, np.arange(len(rank.timings)) if rows is None else rows)
     shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
@@ -400,4 +404,5 @@ def collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None) 
 
 
 def _look_up_names(names: Sequence[str | None], indices: Ints) -> list[str | None]:
+    """Return the name at each index; ``None`` where the index is ``UNKNOWN``."""
     return [None if index is None else names[index] for index in none_for_unknown(indices)]

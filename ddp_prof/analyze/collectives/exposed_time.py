@@ -1,16 +1,19 @@
-"""When and why communication is exposed: each nanosecond of a step's ``exposed_ns`` gets one collective and one pair.
+"""When and why communication is exposed: each exposed nanosecond of a step gets one collective, one when and one why.
 
-*The collective.* If several run at once, the instant belongs to the one that ends last: the step waits for it, and if
-another one had ended earlier, the instant would still be exposed. So the collectives' parts sum to the step's figures::
+*The collective.* If several run at once, the instant belongs to the collective that ends last: the step waits for it,
+and if another one had ended earlier, the instant would still be exposed. So the collectives' parts sum to the step's
+``exposed_ns``::
 
     A            #########
     B              ######
     C                 ########
     belongs to   aaaaacccccccc      B ends under A and C, so nothing waits for it
 
-*When* depends on what the device computes before and after the instant, in the step that launched the collective:
-``docs/metrics.md`` has a table. *Why* is the first reason in this table that applies. ``E`` are the exposed instants
-that it explains, ``#`` compute, ``r`` ready, ``L`` launch, ``C`` the collective:
+*When* (forward, backward, tail, ...) depends on what the device computes before and after the instant, in the step that
+launched the collective: ``docs/metrics.md`` has a table. *Why* is the first reason in the following table that applies.
+In the pictures, ``E`` is an exposed instant that the reason explains, ``#`` compute, ``r`` when the gradients were
+ready, ``L`` the launch, ``C`` the collective, ``B`` another collective on its stream, ``|`` the end of backward or of
+the input:
 
 =============  ======================================================================================================
 blocking_call  The program waits for it: it was launched after backward, or on the compute stream, where no later
@@ -19,15 +22,15 @@ blocking_call  The program waits for it: it was launched after backward, or on t
                compute ####|      LCCCCC
                              ->    EEEEE
 
-peer_wait      A peer had not arrived. This is the first part of the collective: its duration minus the shortest
-               duration over all ranks. An earlier launch would not change it.
+peer_wait      A peer had not arrived. This is the first part of the collective, as long as its duration minus the
+               shortest duration over all ranks. An earlier launch on this rank would not change it.
 
                compute ####....####
                here      LCCCCCCC     peer      LCCC
                            EEEE
 
-launched_late  The host was late. If launched when ready, the collective would have ended earlier by this delay; the
-               last part of the collective, as long as the delay, counts.
+launched_late  The host launched the collective after its gradients were ready. Without this delay the collective would
+               have ended earlier by as much, so its last part, as long as the delay, counts.
 
                compute ###r.....
                here        ..LCCCCC       late by 2
@@ -39,17 +42,18 @@ queued         It waited behind another collective on its stream; a part as long
                stream  BBBBBCCCCC        ready and launched at the second B: queued for 4
                here     L    ~EEEE
 
-late_input     It waited for its input: a part counts that is as long as its stream was idle, after the launch, until
-               the input was there.
+late_input     It waited for its input: a part counts that is as long as the time from the launch, or from when its
+               stream was free if that is later, until the input was there.
 
-               input   ######|           launched at L, the stream free from the second dot on: late by 3
+               input   ######|           launched at L, stream free after the last B: the input comes 3 later
                stream  BBB...CCCCC
                here     L      EEE
 
-transfer       Everything else: data is on the wire. Also all of a send or receive, which may wait for its peer.
+transfer       Everything else: data is on the wire. Also all of a send or receive; part of it may be waiting for its
+               peer, which is not known.
 
-unknown        Everything but waiting for a peer, where the clocks of host and device disagree: when a collective was
-               launched is then not known.
+unknown        Everything but waiting for a peer, if the clocks of host and device disagree: it is then not known when
+               a collective was launched.
 =============  ======================================================================================================
 
 ``exposed_wait_ns`` counts all exposed instants at which a peer had not arrived, also in blocking calls.
@@ -80,7 +84,7 @@ WHYS = (BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER, U
 """Why communication is exposed."""
 
 BACK_TO_BACK_NS = 20_000
-"""Usual gap between two operations of a stream if the second one waits for nothing else."""
+"""Largest gap between two operations of a stream at which the second one waited only for the first."""
 
 _LATEST = 2**62
 _SEND_OR_RECEIVE = OPERATIONS.index(POINT_TO_POINT)
@@ -92,10 +96,10 @@ class Exposure(Table):
     """One row per collective, in the order of its timings; a step's rows sum to the figures of its ``StepOverlap``.
 
     Attributes:
-        overlapped_ns: The instants that belong to the collective and have compute beside them.
-        exposed_ns: The other instants that belong to it.
-        exposed_wait_ns: The exposed instants at which a peer had not arrived, whatever their pair.
-        pairs_ns: Exposed time by :data:`WHENS` and :data:`WHYS`; shape (collectives, whens, whys).
+        overlapped_ns: Time that belongs to the collective and has compute beside it.
+        exposed_ns: The other time that belongs to it.
+        exposed_wait_ns: The part of ``exposed_ns`` in which a peer had not arrived, whatever its why.
+        pairs_ns: ``exposed_ns`` by :data:`WHENS` and :data:`WHYS`; shape (collectives, whens, whys).
     """
 
     overlapped_ns: Ints
@@ -106,13 +110,16 @@ class Exposure(Table):
 
 @dataclass(frozen=True)
 class PhaseParts(Pieces):
-    """Pieces of the time of collectives, each at one ``when``, an index into :data:`WHENS`."""
+    """Intervals of the time of collectives, each at one ``when``, an index into :data:`WHENS`."""
 
     when: Ints
 
 
 def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, PhaseParts]) -> Exposure:
-    """Divide the exposed time of one rank among its collectives; ``parts`` are of :attr:`.RunAnalysis.parts`."""
+    """Return the exposed time of each collective of one rank, by when and why.
+
+    ``wait_ns`` and ``parts`` are the rank's elements of :attr:`.RunAnalysis.waits_ns` and :attr:`.RunAnalysis.parts`.
+    """
     timings = rank.timings
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
     for why, cells in parts.items():
@@ -129,20 +136,26 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, P
 
 
 def _exposed_ns(rank: RankCollectives, pieces: Pieces) -> Ints:
+    """Return how much of each interval has no compute beside it."""
     return pieces.end_ns - pieces.start_ns - rank.compute.covered_ns(pieces.start_ns, pieces.end_ns)
 
 
 def divide_by_why(timings: CollectiveTimings, wait_ns: Ints, *, clocks_disagree: bool = False) -> dict[str, Part]:
-    """The part of each collective that each reason explains; parts may be empty."""
+    """Return by reason, one of :data:`WHYS`: the interval of each collective that it explains, which may be empty.
+
+    ``wait_ns`` is how long each collective waited for a peer, ``UNKNOWN`` if not known. The intervals of a collective
+    follow each other: from ``first`` to ``last``, the instants that belong to it.
+    """
     first, last = assign_instants(timings)
     if clocks_disagree:
         wait_end = wait_end_ns(timings, wait_ns)
         return {PEER_WAIT: Part(first, wait_end), UNKNOWN_WHY: Part(wait_end, last)}
-    begin = np.where(timings.blocking > 0, last, first)
+    begin = np.where(timings.blocking > 0, last, first)  # a blocking call explains all of the collective
     wait_end = np.maximum(wait_end_ns(timings, wait_ns), begin)
     # A send or receive may wait for its peer, which is never known: then no delay before its start matters.
     is_delayed = timings.operation != _SEND_OR_RECEIVE
     late_ns, queued_ns, input_ns = (np.where(is_delayed, delay_ns, 0) for delay_ns in measure_delays(timings))
+    # From the end back: as long as it was launched late, then as long as it queued, then as it waited for its input.
     late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
     queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
     input_from = np.clip(timings.end_ns - late_ns - queued_ns - input_ns, wait_end, queued_from)
@@ -157,7 +170,11 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints, *, clocks_disagree:
 
 
 def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
-    """Cut a part of each collective at its pauses and the borders of the device's phases, without empty pieces."""
+    """Return each collective's interval in pieces, without its pauses, each piece at one when; no piece is empty.
+
+    ``part`` has one interval per collective. It is cut where the phase of the device changes, and at the end of the
+    collective's pass of backward, after which it is tail.
+    """
     pieces = cut_pauses(rank.timings, rank.pauses, part)
     of_piece, stretch = _overlapping_stretches(rank, pieces)
     row, start_ns, end_ns = pieces.row[of_piece], pieces.start_ns[of_piece], pieces.end_ns[of_piece]
@@ -171,6 +188,7 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
 
     when = _classify_when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
     timings = select(rank.timings, row)
+    # Outside of steps, the phase of the device means nothing for a collective without launch, or launched in a phase.
     is_lost = (timings.step == UNKNOWN) & ((timings.launch_ns == NO_TIME) | (timings.phase != UNKNOWN))
     when[is_lost] = WHENS.index(UNKNOWN_WHEN)
 
@@ -182,28 +200,37 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
 
 
 def _overlapping_stretches(rank: RankCollectives, pieces: Pieces) -> tuple[Ints, Ints]:
-    """Pairs of a piece of a collective and a stretch of its step's phases that overlap."""
+    """Return pairs of a piece of a collective and a stretch of its step's phases that overlap, as two arrays of rows.
+
+    The first array has rows of ``pieces``, the second rows of ``rank.device_phases``.
+    """
     phases = rank.device_phases
     rows = np.arange(len(pieces))
     if not len(rows):
         return rows, rows
     step, start, end = rank.timings.step[pieces.row], pieces.start_ns, pieces.end_ns
-    step = np.where(step == UNKNOWN, phases.step[-1], step)
+    step = np.where(step == UNKNOWN, phases.step[-1], step)  # the last stretch is the time outside of steps
     # On an axis with all steps end to end, stretches are in order, so one search is enough.
     low, high = int(start.min()), int(end.max()) + 1
     axis = phases.step * (high - low) + np.clip(phases.start_ns, low, high - 1) - low
     first = np.searchsorted(axis, step * (high - low) + start - low, side="right") - 1
     first = np.maximum(first, np.searchsorted(phases.step, step))
     count = np.maximum(1, np.searchsorted(axis, step * (high - low) + end - low, side="left") - first)
+    # Repeat each piece once per stretch; `nth` counts 0, 1, 2, ... within the stretches of a piece.
     nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     return np.repeat(rows, count), np.repeat(first, count) + nth
 
 
 def _classify_when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
-    """Index into :data:`WHENS` of instants between compute of two phases; the tail is found elsewhere."""
+    """Return the index into :data:`WHENS` of instants between compute of two phases; the tail is not found here.
+
+    - ``before``, ``after``: Phase of the compute before and after each instant, as in ``DevicePhases``.
+    - ``launched_in``: Phase that launched the collective.
+    """
     found = np.full(len(before), WHENS.index(OUTSIDE), np.int64)
     nothing = (before < 0) & (after < 0) & (before != BETWEEN_STEPS)
     found[nothing] = WHENS.index(UNKNOWN_WHEN)
+    # During a phase: both neighbours are of it, or the later one and the launch.
     for phase, when in _WHEN_OF_PHASE.items():
         waits_for_it = (after == phase) & ((before == phase) | (launched_in == phase))
         found[waits_for_it] = when
@@ -211,24 +238,29 @@ def _classify_when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
 
 
 def backward_end_ns(rank: RankCollectives) -> Ints:
-    """The end of backward's compute in each collective's pass; if not known, a time later than any event."""
+    """Return the end of backward's compute in each collective's pass; a time later than any event if not known."""
     end = rank.timings.backward_end_ns
     return np.where(end == NO_TIME, _LATEST, end)
 
 
 def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
-    """End of each collective's wait for peers, within the instants that belong to it."""
+    """Return the end of each collective's wait for peers, cut to the instants that belong to the collective.
+
+    ``wait_ns`` is the length of the wait; ``UNKNOWN`` counts as 0.
+    """
     first, last = assign_instants(timings)
     return np.clip(timings.start_ns + np.maximum(wait_ns, 0), first, last)
 
 
 def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
-    """For each collective: how late it was launched, how long it queued, and how long it waited for its input."""
+    """Return for each collective how late it was launched, how long it queued, and how long it waited for its input."""
     launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
     ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)
     late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)
     due = np.minimum(np.maximum(launched, ready), timings.start_ns)
     queued, waited = np.zeros(len(timings), np.int64), np.zeros(len(timings), np.int64)
+    # It queued in the busy stretch of its stream that ends where it starts, gaps of BACK_TO_BACK_NS included; but only
+    # if its input was there before the stream was free.
     for lane in distinct(timings.lane[timings.lane != UNKNOWN]):
         mine = timings.lane == lane
         start, end, input_ns = timings.start_ns[mine], timings.end_ns[mine], timings.input_ns[mine]
@@ -243,7 +275,7 @@ def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
 
 
 def _last_before(intervals: Intervals, time_ns: Ints) -> tuple[Ints, Ints]:
-    """Start and end of the last interval that starts before each time, cut at that time; ``NO_TIME`` if none does."""
+    """Return start and end of the last interval that starts before each time, cut at that time; else ``NO_TIME``."""
     row = np.searchsorted(intervals.start_ns, time_ns) - 1
     return take_or_unknown(intervals.start_ns, row, NO_TIME), np.minimum(
         take_or_unknown(intervals.end_ns, row, NO_TIME), time_ns

@@ -1,18 +1,20 @@
-"""What the others would gain in a step if one rank were not late: its lag, followed through the queues that it causes.
+"""How much time the other ranks would gain in a step if one rank were not late, queues behind its delay included.
 
-A collective ends on each rank as long after the last arrival as it did. Without the late rank the others are the last
-to arrive; and a collective that queued behind another one arrives earlier, too, but not before it was launched and its
-input was there::
+A rank *arrives* at a collective when its own part of it begins. In the simulated step, a collective ends on each rank
+as long after the last arrival as it did. Without the lag of the late rank, another rank is the last to arrive. A
+collective that queued behind another one then arrives earlier, too, but not before it was launched and its input was
+there. A and B are two collectives on one stream::
 
     late rank      .......AAAAABBBB      rank 0 arrives 4 earlier, and B queues behind A:
     rank 0         ...AAAAAAAAABBBB      without the lag the step ends 4 earlier
     without lag    ...AAAAABBBB
 
-On none it gets shorter than it was where it took the shortest: what did not wait gains nothing.
+A collective gets on no rank shorter than it was on the rank where it was shortest: a rank that did not wait gains
+nothing.
 
-What a rank gains is then exposed time that is no longer there or, where a stream stands still beside compute of another
-one, the standstill that is not. A lag that is the same at each collective costs itself at most; one that grows costs
-what the rank would be late at the last collective, if the others had not queued.
+The gain of a rank is the exposed time that disappears or, where a stream stands still beside compute of another stream,
+the standstill that disappears. A lag that is the same at each collective costs at most that lag. A lag that grows costs
+as much as the rank would be late at the last collective, if the other ranks had not queued.
 """
 
 from __future__ import annotations
@@ -31,13 +33,23 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Ints, count_before, take_or_unknown
 
 @dataclass(frozen=True)
 class Queue:
-    """For each collective of a rank, the one behind which it queued, ``UNKNOWN`` if none, and for how long at most."""
+    """Behind which collective each collective of a rank queued; one element per row of its timings.
+
+    Attributes:
+        before: Row of the collective before it on its stream, for which it waited; ``UNKNOWN`` if it did not queue.
+        queued_ns: How much earlier it could have started at most.
+    """
 
     before: Ints
     queued_ns: Ints
 
 
 def find_queue(timings: CollectiveTimings) -> Queue:
+    """Return behind which collective each one queued.
+
+    A collective queued if it was launched and had its input before the end of the collective before it on its stream,
+    and started right after that end.
+    """
     before, queued_ns = np.full(len(timings), UNKNOWN, np.int64), np.zeros(len(timings), np.int64)
     launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
     due_ns = np.maximum(launched, np.maximum(timings.ready_ns, timings.input_ns))  # an unknown time is the least
@@ -55,20 +67,21 @@ def find_queue(timings: CollectiveTimings) -> Queue:
 def measure_lateness(
     ranks: Sequence[RankCollectives], matches: Ints, starts_ns: Ints, step: Ints, late: Ints, exposed_ns: Sequence[Ints]
 ) -> Ints:
-    """What each rank (column) would gain in each step (row) if the step's late rank were not late.
+    """Return what each rank (column) would gain in each step (row) if the step's late rank were not late, in ns.
 
     Args:
-        ranks: Those of the run.
+        ranks: The ranks of the run.
         matches: Rows of the ranks' collectives, ``UNKNOWN`` where a rank takes no part; shape (matches, ranks).
         starts_ns: When each rank arrives, on a common clock; the same shape.
-        step: Number of the step of each match, from 0; ``UNKNOWN`` for one that is not asked for.
-        late: The late rank of each step, ``UNKNOWN`` if none is.
-        exposed_ns: What is exposed of each collective of each rank.
+        step: Number of the step of each match, from 0; ``UNKNOWN`` for a match that does not count.
+        late: The late rank of each step, ``UNKNOWN`` if no rank is late.
+        exposed_ns: For each rank, the exposed time of each of its collectives.
     """
     chosen = np.flatnonzero((step != UNKNOWN) & (take_or_unknown(late, step) != UNKNOWN))
     gains = np.zeros((len(late), len(ranks)), np.int64)
     if not len(chosen):
         return gains
+    # In each step, take the collectives in the order of their last arrival: `turn` is the position, from 0.
     never = np.iinfo(np.int64).min
     taking = np.where(matches != UNKNOWN, starts_ns, never)
     arrival_ns = taking.max(axis=1)
@@ -77,10 +90,13 @@ def measure_lateness(
     steps = [_step_of_each(rank, matches[chosen, index], step[chosen]) for index, rank in enumerate(ranks)]
     queues = [_within_steps(find_queue(rank.timings), of_each) for rank, of_each in zip(ranks, steps, strict=True)]
     waits_ns = _waits(ranks, matches)
+    # How much earlier each collective of each rank starts and ends without the lag; filled turn by turn.
     start_shift_ns, end_shift_ns = ([np.zeros(len(rank.timings), np.int64) for rank in ranks] for _ in range(2))
-    # The n-th collective of all steps at once: each comes after those behind which it may have queued.
+    # The n-th collective of all steps at once: the collectives behind which it may have queued have had their turn.
     for of_turn in np.split(chosen[np.argsort(turn, kind="stable")], np.cumsum(np.bincount(turn))[:-1]):
         earlier_ns = np.full((len(of_turn), len(ranks)), never)
+        # Each rank starts as much earlier as the collective before it ended earlier, but at most the time it queued.
+        # `earlier_ns` are the new arrivals of all ranks but the late one.
         for index, queue in enumerate(queues):
             row = matches[of_turn, index]
             here = row != UNKNOWN
@@ -91,12 +107,13 @@ def measure_lateness(
             start_shift_ns[index][row[here]] = shift[here]
             counts = here & (late[step[of_turn]] != index)
             earlier_ns[counts, index] = starts_ns[of_turn[counts], index] - shift[counts]
+        # The collective ends as much earlier as the last arrival is earlier, limited by what each rank waited.
         last_ns = earlier_ns.max(axis=1)
         gained_ns = np.where(last_ns == never, 0, np.maximum(0, arrival_ns[of_turn] - last_ns))
         for index in range(len(ranks)):
             row = matches[of_turn, index]
             here = row != UNKNOWN
-            is_late = late[step[of_turn]] == index  # it arrives so much earlier
+            is_late = late[step[of_turn]] == index  # the late rank itself arrives, and so ends, that much earlier
             most_ns = take_or_unknown(start_shift_ns[index], row, 0) + waits_ns[of_turn, index]
             end_shift_ns[index][row[here]] = np.where(is_late, gained_ns, np.minimum(gained_ns, most_ns))[here]
     for index, rank in enumerate(ranks):
@@ -107,20 +124,29 @@ def measure_lateness(
 
 
 def _step_of_each(rank: RankCollectives, rows: Ints, step: Ints) -> Ints:
-    """The step of each collective of a rank that is one of these rows, else ``UNKNOWN``."""
+    """Return the step of each collective of a rank; ``UNKNOWN`` for collectives that are not in ``rows``.
+
+    ``step`` is the step of each of ``rows``, which may hold ``UNKNOWN``.
+    """
     found = np.full(len(rank.timings), UNKNOWN, np.int64)
     found[rows[rows != UNKNOWN]] = step[rows != UNKNOWN]
     return found
 
 
 def _within_steps(queue: Queue, step: Ints) -> Queue:
-    """The queue without that behind collectives of other steps: a late rank counts for what it delays in its step."""
+    """Return the queue without queueing behind collectives of other steps, which the step's late rank did not delay.
+
+    ``step`` is the step of each collective.
+    """
     is_within = take_or_unknown(step, queue.before) == step
     return replace(queue, before=np.where(is_within, queue.before, UNKNOWN))
 
 
 def _waits(ranks: Sequence[RankCollectives], matches: Ints) -> Ints:
-    """By how much each part of a match is longer than its shortest part; the same shape as ``matches``."""
+    """Return by how much each part of a match is longer than the match's shortest part; 0 where a rank has no part.
+
+    The shape is that of ``matches``.
+    """
     longest = np.iinfo(np.int64).max
     lengths = [
         take_or_unknown(rank.timings.end_ns - rank.timings.start_ns, matches[:, index], longest)
@@ -135,15 +161,24 @@ def _waits(ranks: Sequence[RankCollectives], matches: Ints) -> Ints:
 def _gain_of_rank(
     rank: RankCollectives, step_of: Ints, shifts_ns: tuple[Ints, Ints], exposed_ns: Ints, steps: int
 ) -> Ints:
-    """The larger of what is exposed, and what stands still, less in each step with collectives that end earlier."""
+    """Return what a rank gains in each step if its collectives start and end earlier.
+
+    That is the larger one of two gains: exposed time that disappears, and standstill that disappears.
+
+    - ``step_of``: The step of each of its collectives; ``UNKNOWN`` for those without a match.
+    - ``shifts_ns``: How much earlier each collective starts, and how much earlier it ends.
+    - ``exposed_ns``: The exposed time of each collective.
+    - ``steps``: Number of steps.
+    """
     timings = rank.timings
     key = np.full(len(rank.step_keys) + 1, UNKNOWN, np.int64)  # the last element is for UNKNOWN
     known = step_of != UNKNOWN
     key[timings.step[known]] = step_of[known]
-    step = key[timings.step]  # of those that are not matched, too
+    step = key[timings.step]  # the step of all collectives in these steps, also of those without a match
     rows = np.flatnonzero(step != UNKNOWN)
 
     def bare_ns(start_shift_ns: Ints, end_shift_ns: Ints) -> Ints:
+        """Return the exposed communication of each step if its collectives start and end so much earlier."""
         start_ns = timings.start_ns[rows] - start_shift_ns
         start_ns, end_ns, group = union_by_group(
             start_ns, np.maximum(start_ns, timings.end_ns[rows] - end_shift_ns), step[rows]

@@ -1,16 +1,16 @@
-"""Which collectives of several ranks are one and the same.
+"""Which collectives of several ranks are the same collective: a *match* of one *part* per rank.
 
 All ranks issue the collectives of a communicator in the same order (otherwise they would hang). So the n-th collective
 of a kind in a step of one communicator is the same on all its ranks. If the profiler recorded the sequence number
-within the communicator, that number is used instead. Collectives that do not fit are left unmatched: if sizes differ,
-or their number in a step. Sends, receives and copies between devices are not collectives and have no match.
+within the communicator, that number is used instead. Collectives are left unmatched if their sizes differ, or if their
+number in the step differs. Sends, receives and copies between devices are not collectives and have no match.
 
-If communicators have no names, their common order is not known: each rank may launch them in another order. Each
-communicator uses streams of its own, so the n-th collective of a stream is matched with the n-th one of the other
-rank's stream with the same number, or of another stream if the ends fit clearly better with that one: a collective
-ends on all ranks at nearly the same time. Collectives on the same clock that do not overlap in time never match, if
-their operation cannot end before all ranks have begun. If there are many, no collective without the name of a
-communicator is matched: the ranks belong to different ones.
+If communicators have no names, the common order of their collectives is not known: each rank may launch those of
+different communicators in another order. But each communicator uses streams of its own. So the n-th collective of a
+stream is matched with the n-th collective of the other rank's stream with the same number, or of another stream if its
+ends fit clearly better: a collective ends on all ranks at nearly the same time. If an operation cannot end before all
+ranks have begun, collectives on the same clock that do not overlap in time never match. If there are many such pairs,
+no collective without the name of a communicator is matched: the ranks belong to different communicators.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MOST_STREAMS = 4
 
 APART = "what may be one collective often ended on one rank before it began on another"
 SUBGROUPS = "the job has process groups of a part of its ranks"
-"""Why collectives without the name of a communicator are not matched."""
+"""Why collectives without the name of a communicator are not matched: one of these two reasons."""
 
 _OFTEN = 4
-"""More than one of so many is often."""
+"""If more than one in this number of unnamed matches does not overlap in time, none is matched."""
 
 LOOKED_AT = 1_000
-"""Only this number of collectives is compared to distinguish communicators."""
+"""Largest number of collectives that are compared to distinguish communicators."""
 
 _NO_COLLECTIVES = (OPERATIONS.index(POINT_TO_POINT), OPERATIONS.index(PEER_COPY))
 _NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "device_barrier")
@@ -60,6 +60,7 @@ class Matches:
 
     Attributes:
         rows: One row per collective, one column per rank: its row in the rank's timings, ``UNKNOWN`` if it has none.
+        unmatched: Number of collectives without a match, summed over the ranks.
         by_stream: Whether communicators without a name were distinguished by their streams.
         doubt: Why collectives without the name of a communicator were left unmatched; ``None`` if they were not.
     """
@@ -73,7 +74,10 @@ class Matches:
         return len(self.rows)
 
     def column(self, ranks: Sequence[RankCollectives], name: str, missing: int = NO_TIME) -> Ints:
-        """A column of the ranks' timings, shaped as :attr:`rows`; ``missing`` if a rank took no part."""
+        """Return the column ``name`` of the ranks' timings, in the shape of :attr:`rows`.
+
+        Where a rank took no part it holds ``missing``.
+        """
         columns = [
             take_or_unknown(getattr(rank.timings, name), self.rows[:, index], missing)
             for index, rank in enumerate(ranks)
@@ -81,7 +85,10 @@ class Matches:
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
     def drop_parts(self, parts: Mask, doubt: str | None = None) -> Matches:
-        """The matches without these parts; a collective with a single remaining part is unmatched."""
+        """Return the matches without these parts; a collective with a single remaining part is unmatched.
+
+        ``parts`` is a mask in the shape of :attr:`rows`, ``doubt`` the reason for dropping them.
+        """
         rows = np.where(parts, UNKNOWN, self.rows)
         rows = rows[(rows != UNKNOWN).sum(axis=1) > 1]
         lost = int((self.rows != UNKNOWN).sum() - (rows != UNKNOWN).sum())
@@ -89,12 +96,14 @@ class Matches:
 
 
 def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
+    """Return the collectives that at least two of the ranks share; see the module's description."""
     if len(ranks) < 2:
         return Matches(np.empty((0, len(ranks)), np.int64), 0)
     streams = _pair_streams(ranks)
     rows = _find_pairs(ranks, streams)
     rows = rows[((rows != UNKNOWN).sum(axis=1) > 1) & _do_parts_agree(ranks, rows)]
     candidates = sum(int((~np.isin(rank.timings.operation, _NO_COLLECTIVES)).sum()) for rank in ranks)
+    # Matches without the name of a communicator are dropped if too many of them do not overlap in time.
     meets = _do_parts_meet(ranks, rows)
     matches = Matches(rows[meets], candidates - int((rows[meets] != UNKNOWN).sum()), by_stream=any(streams))
     unnamed = Matches(rows, 0).column(ranks, "group", UNKNOWN).max(axis=1) == UNKNOWN
@@ -106,16 +115,23 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
 
 
 def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Ints:
-    """The collectives with one key on all ranks, in the shape of ``Matches.rows``, in the order of the first rank."""
+    """Return the collectives with the same key on all ranks, in the shape of ``Matches.rows``.
+
+    They may have a single part. They are in the order of the first rank, then in that of the second rank, and so on.
+
+    - ``streams``: For each rank, its streams mapped to those of the reference rank.
+    """
+    # Put the collectives of all ranks into one table: `of_rank` and `row` tell where each row comes from.
     timings = concatenate(*(rank.timings for rank in ranks))
     of_rank = np.repeat(np.arange(len(ranks)), [len(rank.timings) for rank in ranks])
     row = np.concatenate([np.arange(len(rank.timings)) for rank in ranks])
     step = np.concatenate([rank.keys for rank in ranks])
+    # The communicator of each collective: by its name or, without one, by its stream.
     number: dict[str | None, int] = {None: UNKNOWN}
     groups, lanes = [], []
     for rank, streams_of_rank in zip(ranks, streams, strict=True):
         names = [number.setdefault(name, len(number)) for name in rank.groups]
-        groups.append(np.array([*names, UNKNOWN])[rank.timings.group])
+        groups.append(np.array([*names, UNKNOWN])[rank.timings.group])  # index -1 (no group) takes the last element
         lanes += [streams_of_rank.get(lane, UNKNOWN) for lane in rank.timings.lane.tolist()]
     group = np.concatenate(groups)
     lane = np.where(group == UNKNOWN, np.array(lanes, np.int64), UNKNOWN)
@@ -126,6 +142,8 @@ def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) ->
     bucket = timings.bucket if numbered else np.full(len(timings), UNKNOWN)
     _, kind = distinct_rows(group, lane, timings.operation, size, bucket, step)
     _, own_kind = distinct_rows(of_rank, kind)
+    # The key: communicator and recorded number, else kind, position among those of the kind on its rank, and their
+    # count.
     has_number = timings.sequence != UNKNOWN
     key = np.stack(
         [
@@ -136,6 +154,7 @@ def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) ->
         ]
     )
     chosen = np.flatnonzero(~np.isin(timings.operation, _NO_COLLECTIVES) & (has_number | (step != UNKNOWN)))
+    # One row of the result per distinct key, ordered by the key's first collective.
     first, which = distinct_rows(*key[:, chosen])
     found = np.full((len(first), len(ranks)), UNKNOWN, np.int64)
     found[positions(np.argsort(first), len(first))[which], of_rank[chosen]] = row[chosen]
@@ -143,9 +162,10 @@ def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) ->
 
 
 def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
-    """Map the streams of each rank to those of the rank with most streams.
+    """Return for each rank a map of its streams to those of the reference rank: the one with most streams.
 
-    The maps are empty if ranks need no pairs of streams: the order of their collectives, over all streams, is the same.
+    Only streams of collectives without the name of a communicator count. All maps are empty if no pairs of streams are
+    needed, because the order of the collectives over all streams is the same on all ranks.
     """
     lanes = []
     for rank in ranks:
@@ -161,13 +181,21 @@ def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
         _best_streams(ranks[reference], rank, lanes[reference], of_rank) if of_rank else {}
         for rank, of_rank in zip(ranks, lanes, strict=True)
     ]
+    # If one rank with such streams fits best without pairs, none is used.
     return paired if all(streams or not of_rank for streams, of_rank in zip(paired, lanes, strict=True)) else unpaired
 
 
 def _best_streams(
     first: RankCollectives, other: RankCollectives, lanes: Sequence[int], others: Sequence[int]
 ) -> Streams:
-    """Pair streams by number, or by ends if these clearly fit better; empty if one order holds for all streams."""
+    """Return a map of the streams of ``other`` to those of ``first``.
+
+    It maps streams with the same number, or those whose ends fit best if they fit clearly better. It is empty if the
+    collectives fit best in one order over all streams.
+
+    - ``lanes``: The streams of ``first``.
+    - ``others``: The streams of ``other``.
+    """
     by_number: Streams = {}
     if {*others} <= {*lanes}:
         by_number = {lane: lane for lane in others}
@@ -179,6 +207,8 @@ def _best_streams(
         replace(rank, timings=select(rank.timings, np.arange(min(LOOKED_AT, len(rank.timings)))))
         for rank in (first, other)
     )
+    # Compare all ways to pair the streams, on the first collectives only. A way must give at least half as many pairs
+    # as the way with most pairs; among these, the smallest deviation of the ends wins.
     ways: list[Streams] = [by_number, {}]
     if len(lanes) <= MOST_STREAMS:
         ways += [dict(zip(others, chosen, strict=True)) for chosen in permutations(lanes, len(others))]
@@ -190,7 +220,13 @@ def _best_streams(
 
 
 def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, Fraction]:
-    """Number of matches with this pairing of streams, and the mean deviation of the differences of their ends."""
+    """Return the number of matches with this pairing of streams, and how badly their ends fit, in nanoseconds.
+
+    The latter is the mean absolute deviation of the differences between the two ranks' ends: from 0 on one clock, from
+    their median on two clocks.
+
+    - ``own``, ``others``: Maps of the streams of ``first`` and of ``other`` to common numbers.
+    """
     ranks = (first, other)
     rows = _find_pairs(ranks, (own, others))
     rows = rows[(rows != UNKNOWN).all(axis=1) & _do_parts_agree(ranks, rows) & _do_parts_meet(ranks, rows)]
@@ -202,7 +238,7 @@ def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, o
 
 
 def _do_parts_agree(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
-    """Which rows have parts of one operation and, as far as known, of one size and bucket."""
+    """Return which rows have parts of the same operation and, as far as known, of the same size and bucket."""
     matches, present = Matches(rows, 0), rows != UNKNOWN
     operation, size, bucket = (matches.column(ranks, name, UNKNOWN) for name in ("operation", "bytes", "bucket"))
     agree = np.ones(len(rows), np.bool_)
@@ -213,7 +249,10 @@ def _do_parts_agree(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
 
 
 def _do_parts_meet(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
-    """Which rows have parts that overlap in time, as far as they are on one clock and their operation needs that."""
+    """Return which rows have parts that overlap in time.
+
+    A row is only checked if its operation cannot end before all ranks have begun, and only among parts on one clock.
+    """
     matches, present = Matches(rows, 0), rows != UNKNOWN
     start, end, operation = (matches.column(ranks, name) for name in ("start_ns", "end_ns", "operation"))
     needs_all = np.isin(operation.max(axis=1, where=present, initial=UNKNOWN), [*NEEDS_ALL])

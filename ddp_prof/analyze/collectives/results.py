@@ -1,4 +1,4 @@
-"""The collectives of a run, together with what holds for all of them."""
+"""The collectives of a run, with the figures and warnings that concern all of them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
 
 @dataclass(frozen=True, slots=True)
 class RunBlocking:
-    """How long streams (on a CPU: the host) stood still for communication.
+    """How long streams (on a CPU: the host) stood still for communication, over all ranks.
 
-    ``typical_ns`` is the median over the ``steps`` of all ranks that communicate (0 if the trace marks none); in
-    ``blocked_steps`` of them something stood still. ``needed`` collectives have a known consumer; ``least_slack_ns``
-    is the smallest slack of these, ``None`` if something stood still, or without a known consumer.
+    Attributes:
+        typical_ns: Median over the steps that communicate, each step of each rank counted once.
+        total_ns: Sum over all collectives.
+        steps: Number of these steps of all ranks; 0 if the trace marks no steps.
+        blocked_steps: Number of these steps in which something stood still.
+        collectives: Number of collectives.
+        needed: Number of collectives with a known consumer.
+        least_slack_ns: Smallest slack of these collectives; ``None`` if there are none, or if something stood still.
     """
 
     typical_ns: int
@@ -54,8 +59,9 @@ class RunCollectives(FrameResult):
     """The collectives of all ranks of a run.
 
     Attributes:
-        matched: Number of collectives that were found on at least two ranks.
-        unmatched: Number of collectives without a match, over all ranks; 0 if there is a single rank.
+        alignment: How the clocks of the ranks' files were aligned.
+        matched: Number of collectives that were found on at least two ranks, each counted once.
+        unmatched: Number of collectives without a match, summed over all ranks; 0 if there is a single rank.
         reason: Why exposed time is not known; ``None`` if it is.
         host_waits: How often a host waited until a collective ended, over all ranks.
     """
@@ -85,10 +91,10 @@ class RunCollectives(FrameResult):
 
     @property
     def typical_step(self) -> int | None:
-        """The key of the step that is nearest to the medians of all, of those that reduce gradients if any do.
+        """The key of the step that is nearest to the medians of all steps; see :mod:`ddp_prof.analyze.typical`.
 
-        ``None`` without steps that communicate. If the lengths of these are not known, it is the one of median exposed
-        time. See :mod:`ddp_prof.analyze.typical`.
+        Only steps that communicate count and, if any of them reduce gradients, only those that do. ``None`` if no step
+        communicates. If the lengths of the steps are not known, it is the step of median exposed time.
         """
         exposed = self.exposed_by_step
         reducing = {key for rank in self.run.ranks for key in rank.keys[carry_gradients(rank)].tolist()}
@@ -99,30 +105,39 @@ class RunCollectives(FrameResult):
         return keys[len(keys) // 2] if found is None else found
 
     def rows_of_step(self, key: int | None) -> list[Ints]:
-        """For each rank, the rows of its timings in a step; with ``None``, those outside of all steps."""
+        """Return for each rank the rows of its timings in the step with this key; ``None``: outside of all steps."""
         return [np.flatnonzero(rank.keys == (UNKNOWN if key is None else key)) for rank in self.run.ranks]
 
     def of_step(self, key: int | None) -> list[Collective]:
-        """The collectives of all ranks in a step; with ``None``, those outside of all steps."""
+        """Return the collectives of all ranks in the step with this key; ``None``: outside of all steps."""
         found = enumerate(self.rows_of_step(key))
         return [one for index, rows in found for one in collectives_of_rank(self.run, index, rows)]
 
     @cached_property
     def _unknown_ranks(self) -> frozenset[str]:
+        """The names of the ranks of which exposed time is not known."""
         return frozenset(rank.name for rank in self.run.ranks if rank.reason)
 
     @cached_property
     def _without_launches(self) -> frozenset[str]:
+        """The names of the ranks whose clocks of host and device disagree, so that no launch time is known."""
         return frozenset(rank.name for rank in self.run.ranks if rank.clocks_disagree)
 
     @cached_property
     def _without_backward(self) -> frozenset[str]:
-        """The ranks of which no pass of backward is known, so that what is exposed in one, or after one, is not."""
+        """The names of the ranks of which no pass of backward is known.
+
+        The exposed time during backward, and after it, is then not known.
+        """
         known = {one.name for one in self.collectives if one.before_backward_end_ns is not None}
         return frozenset(one.name for one in self.collectives) - known
 
     def only_known(self, row: dict[str, Any], rank: str) -> dict[str, Any]:
-        """The row of a rank, with ``None`` in columns about exposed time, when it is, or its reasons, if not known."""
+        """Return a row of the frame with ``None`` in the columns that are not known for its rank.
+
+        - ``row``: The row's values by the names of their columns.
+        - ``rank``: Name of the row's rank.
+        """
         if rank in self._without_launches:
             row = {name: None if name.startswith(_WHY_COLUMNS) else value for name, value in row.items()}
         if rank in self._without_backward:
@@ -142,7 +157,11 @@ class RunCollectives(FrameResult):
 
     @property
     def blocking(self) -> RunBlocking | None:
-        """Time in which something stood still; ``None`` if not known, or not the whole cost because a host waited."""
+        """How long streams or the host stood still; ``None`` if not known.
+
+        Also ``None`` if the host of a device waited for collectives: the time that this costs is not included, so the
+        result would be too small.
+        """
         if self.reason or self.host_waits:
             return None
         # If no collective is in a step, those outside of steps count as one step.
@@ -164,13 +183,17 @@ class RunCollectives(FrameResult):
         )
 
     def to_frame(self) -> DataFrame:
-        """One row per collective, with a column for each when and each why of exposed time; all in nanoseconds."""
+        """Return one row per collective, with a column for each when and each why of exposed time; in nanoseconds."""
         rows = [self.only_known(frame_row(one), one.name) for one in self.collectives]
         return make_frame_from_rows(frame_names(Collective), rows)
 
 
 def _parts_of_steps(rank: RankCollectives, keys: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the keys of a rank's steps, of those in ``keys``, and a row of their parts for each."""
+    """Return the keys of those of a rank's steps that are in ``keys`` and have a known length, and their parts.
+
+    The parts have one row per step and five columns, in nanoseconds: compute alone, compute beside communication,
+    exposed communication, exposed memory and idle.
+    """
     times = rank.times
     rows = np.flatnonzero(times.is_known & np.isin(rank.step_keys, keys))
     alone, shared = times.compute_ns - times.overlapped_ns, times.overlapped_ns
@@ -180,8 +203,9 @@ def _parts_of_steps(rank: RankCollectives, keys: Sequence[int]) -> tuple[Ints, I
 
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
+    """Return the collectives of a run, with a warning if some seem faster than any link."""
     warnings = run.warnings
-    too_fast = 0
+    too_fast = 0  # number of collectives whose recorded size is more than any link can carry in their time
     for rank, transfer_ns in zip(run.ranks, run.transfers_ns, strict=True):
         timings = rank.timings
         time_ns = np.where(transfer_ns == UNKNOWN, timings.end_ns - timings.start_ns, transfer_ns)

@@ -1,12 +1,12 @@
-"""The ranks of a run compared: which collectives are the same on all ranks, on a common clock, and their exposed time.
+"""The comparison of a run's ranks: their matched collectives, a common clock, waits, transfers and exposed time.
 
 Each file has its own clock. The clocks are aligned first by UTC, if the files contain the UTC of their time 0, and then
 by matched collectives, which end on all ranks at nearly the same time (HTA's straggler analysis and NVIDIA's recipes
-assume this, too): the median of the differences is the file's offset. A file that shares no collective with the first
-one, as with tensor and data parallelism, is aligned through files that do. In a long run whose differences grow, a
-drift is fitted, too. The remaining differences are the residual: differences of time between ranks below it mean
-nothing. If two files have a single collective in common, some offset fits it exactly. UTC alone is used then, and the
-difference of the ends is the residual; without UTC, the residual is not known.
+assume this, too): the median of the differences of their ends is the file's offset. A file that shares no collective
+with the first file, as with tensor and data parallelism, is aligned through other files. In a long run whose
+differences grow, a drift is fitted, too. The differences that remain are the residual: smaller differences of time
+between ranks mean nothing. If two files have a single collective in common, some offset fits it exactly. UTC alone is
+used then, and the difference of the ends is the residual; without UTC, the residual is not known.
 
 A match of collectives without the name of a communicator is checked: on the common clock, their ends must not differ by
 more than 1 ms and by more than a tenth of their duration; with gloo, whose threads wait for a core, by more than their
@@ -47,26 +47,28 @@ MATCHED_ENDS = "ends of matched collectives"
 NONE = "none"
 
 LEAST_PAIRS = 2
-"""Two files must share this number of matched ends to measure how well their clocks agree; one always fits exactly."""
+"""Number of matched ends that two files must share to measure how well their clocks agree; one always fits exactly."""
 
 APART_NS = 1_000_000
 """Largest plausible difference between the ends of a short collective on two ranks."""
 
 _APART, _APART_ON_HOST = 0.1, 1.0
-"""The same for a long collective, as a share of its shortest duration: of kernels, and of a host's threads."""
+"""The same for a long collective, as a fraction of its shortest duration: on a device, and in threads of the host."""
 
 _APART_IN_GROUPS_NS = 50_000
 """If the ends on two ranks scatter by more, the ranks may belong to different communicators."""
 
 _LEAST_OF_GROUPS, _COMPARED_RANKS = 4, 16
+"""Smallest number of ranks to look for several communicators, and largest number of ranks that are compared for it."""
 
 GIVEN_UP = "the ends of what may be one collective lie further apart than it lasts"
 IN_GROUPS = "the ends of what may be one collective agree among some ranks only"
-"""Why collectives without the name of a communicator are not matched."""
+"""Why collectives without the name of a communicator are not matched: one of these two reasons."""
 
 _LONGEST = np.iinfo(np.int64).max
 _DRIFT_AFTER_NS = 10_000_000_000
 _DRIFT_PAIRS = 20
+"""A drift is fitted if the matched ends span at least this time and make at least this number of pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,10 @@ class ClockOffset:
 
     Attributes:
         offset_ns: Difference of the clocks at ``origin_ns``, including the difference of their UTC at time 0.
+        clock: The file.
         beyond_epoch_ns: The part of ``offset_ns`` that the files' UTC does not explain.
         drift: Growth of the difference per time, a ratio; 0 if none was found.
+        origin_ns: The time of the file from which the drift counts.
     """
 
     clock: Path
@@ -86,6 +90,7 @@ class ClockOffset:
     origin_ns: int
 
     def common_ns(self, time_ns: Ints) -> Ints:
+        """Return the file's times on the clock of the first file."""
         result: Ints = time_ns + self.offset_ns
         if self.drift:
             result = result + np.rint(self.drift * (time_ns - self.origin_ns)).astype(np.int64)
@@ -97,9 +102,13 @@ class Alignment:
     """How the ranks' clocks were brought together.
 
     Attributes:
-        method: How the clocks were aligned; ``none`` if they could not be, and times of ranks cannot be compared.
-        residual_p50_ns: Median of the remaining differences; ``None`` if they could not be measured.
-        residual_p95_ns: Their 95th percentile: smaller differences are not reported. 0 for a single clock.
+        method: How the clocks were aligned; ``none`` if they could not be, so that times of ranks cannot be compared.
+        residual_p50_ns: Median of the remaining differences between the ends of matched collectives; ``None`` if they
+            could not be measured.
+        residual_p95_ns: Their 95th percentile: smaller differences between ranks are not reported. 0 for a single
+            clock.
+        missing_ranks: Numbers of the job's ranks that are not among the traces.
+        clocks: One per file.
     """
 
     method: str
@@ -109,10 +118,15 @@ class Alignment:
     clocks: tuple[ClockOffset, ...]
 
     def offset_for(self, clock: Path) -> ClockOffset:
+        """Return the offset of a file."""
         return next(item for item in self.clocks if item.clock == clock)
 
 
 def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]:
+    """Return which collectives of the ranks are the same, and how the clocks of their files are aligned.
+
+    Matches without the name of a communicator are checked by their ends; see the module's description.
+    """
     matches = match_collectives(ranks)
     alignment = align_clocks(ranks, matches)
     if _ends_agree_in_groups(ranks, matches, alignment):
@@ -120,6 +134,7 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
         return matches, align_clocks(ranks, matches)
     if not len(matches) or alignment.residual_p95_ns is None:
         return matches, alignment
+    # `unnamed`: matches with a part that has no name of a communicator; `by_order`: with one that has no bucket number.
     absent = matches.rows == UNKNOWN
     unnamed, by_order = (
         ~((matches.column(ranks, name, UNKNOWN) != UNKNOWN) | absent).all(axis=1)[:, np.newaxis]
@@ -128,6 +143,8 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
     apart = _find_implausible_parts(ranks, matches, alignment) & unnamed
     if not apart.any():
         return matches, alignment
+    # Align again without these parts. If most matches failed and UTC does not confirm the others, drop all unnamed
+    # ones.
     kept = matches.drop_parts(apart)
     alignment = align_clocks(ranks, kept)
     is_confirmed_by_utc = False
@@ -142,10 +159,10 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
 
 
 def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
-    """Mask of the parts whose end is too far from the median of their row on the common clock.
+    """Return a mask, in the shape of ``matches.rows``: the parts whose end is too far from the median of their row.
 
-    If a row has two parts, their distance from each other counts. Only operations that cannot end before all ranks have
-    begun, and unknown operations, are checked.
+    Ends are compared on the common clock. If a row has two parts, their distance from each other counts. Only
+    operations that cannot end before all ranks have begun, and unknown operations, are checked.
     """
     present = matches.rows != UNKNOWN
     start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
@@ -154,7 +171,7 @@ def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, 
     first = np.min(common, axis=1, where=present, initial=_LONGEST)
     since = np.where(present, (common - first[:, np.newaxis]).astype(np.float64), np.nan)
     distance = np.abs(since - np.nanmedian(since, axis=1, keepdims=True))
-    distance[present.sum(axis=1) == 2] *= 2
+    distance[present.sum(axis=1) == 2] *= 2  # the median of two lies in the middle between them
     on_host = (matches.column(ranks, "lane", UNKNOWN) == UNKNOWN).all(axis=1)
     most = np.maximum(APART_NS, np.where(on_host, _APART_ON_HOST, _APART) * shortest)
     operation = matches.column(ranks, "operation", UNKNOWN).max(axis=1, initial=UNKNOWN)
@@ -164,12 +181,14 @@ def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, 
 
 
 def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
+    """Return how to convert each file's times to the clock of the first file, by UTC and by matched collectives."""
     files = list(dict.fromkeys(rank.clock for rank in ranks))
     present = {rank.rank for rank in ranks if rank.rank is not None}
     world = max((rank.world_size or 0 for rank in ranks), default=0)
     missing = tuple(sorted(set(range(world)) - present)) if present else ()
     if len(files) < 2:
         return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(file, 0, 0, 0.0, 0) for file in files))
+    # `base` is the difference of each file's clock from the first file's by UTC; 0 if a file does not tell its UTC.
     epochs = {rank.clock: rank.epoch_ns for rank in ranks}
     has_epochs = all(epoch is not None for epoch in epochs.values())
     base = {file: (epochs[file] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for file in files}
@@ -177,9 +196,11 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
     all_ends = matches.column(ranks, "end_ns")
     in_file = [[rank.clock == file for rank in ranks] for file in files]
     ends = np.stack([all_ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
-    # When each collective ended on the clock of the first file, as far as a file that was brought there tells.
+    # `reference` is when each collective ended, on the clock of the first file. At first it holds the ends of the first
+    # file; each file that has been aligned adds the ends of its other collectives. `waiting` are the files not aligned.
     reference, waiting = ends[:, 0].copy(), list(range(1, len(files)))
     offsets, residuals = {0: ClockOffset(files[0], 0, 0, 0.0, 0)}, []
+    # Whether all files share a collective with others, whether ends fitted an offset, and whether they tell a residual.
     shares_all, is_fitted, tells = True, False, True
     while waiting:
         shared = {index: (reference != NO_TIME) & (ends[:, index] != NO_TIME) for index in waiting}
@@ -214,10 +235,14 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
 
 
 def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
-    """Offset and drift, by medians, which a few outliers do not change.
+    """Return the offset and the drift between two clocks, by medians, which a few outliers do not change.
 
-    The drift is the median slope of pairs that are half the run apart (after Theil and Sen). It is 0 unless it exceeds
-    the scatter.
+    The drift is the median slope of pairs that are half the run apart (after Theil and Sen). It is 0 unless its effect
+    over the whole time exceeds twice the scatter around it.
+
+    Args:
+        time_ns: Times on one clock.
+        difference_ns: What to add to each to get the time on the other clock.
     """
     offset = round(float(np.median(difference_ns)))
     half = len(time_ns) // 2
@@ -234,14 +259,20 @@ def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
 
 
 _CLOCKS_APART_NS = 10_000_000_000
-"""Clocks of machines seldom differ by more, and steps are seldom longer."""
+"""Largest plausible difference between the UTC of two machines; steps are seldom longer, too."""
 
 
 @dataclass(frozen=True)
 class RunAnalysis(Brief):
     """The collectives of a run's ranks, and the results of comparing them, each computed once at its first use.
 
-    ``trace`` is the first of the ``files`` files; ``ranks`` are ordered by rank, process and device.
+    Attributes:
+        trace: The first of the run's files.
+        label: Name of the run for tables and figures.
+        device: ``cuda``, ``rocm`` or ``cpu``.
+        manifest: Content of the run's ``run.json``; ``None`` if there is none.
+        ranks: Ordered by rank, process and device.
+        files: Number of files.
     """
 
     trace: Path
@@ -259,6 +290,7 @@ class RunAnalysis(Brief):
 
     @property
     def step_names(self) -> dict[int, str]:
+        """The name of each step by its key; if ranks have different names for it, that of the first rank."""
         return {key: name for rank in reversed(self.ranks) for key, name in rank.step_names.items() if key != UNKNOWN}
 
     @cached_property
@@ -275,9 +307,9 @@ class RunAnalysis(Brief):
 
     @cached_property
     def transfers_ns(self) -> tuple[Ints, ...]:
-        """For each collective of each rank: its shortest duration over all ranks, which needs no common clock.
+        """For each rank, the transfer time of each of its collectives: the collective's shortest duration on any rank.
 
-        ``UNKNOWN`` for a collective without a match.
+        This needs no common clock. It is ``UNKNOWN`` for a collective without a match.
         """
         duration = self.matches.column(self.ranks, "end_ns") - self.matches.column(self.ranks, "start_ns")
         present = self.matches.rows != UNKNOWN
@@ -291,7 +323,10 @@ class RunAnalysis(Brief):
 
     @cached_property
     def waits_ns(self) -> tuple[Ints, ...]:
-        """For each collective of each rank: its duration without the transfer; ``UNKNOWN`` without a match."""
+        """For each rank, how long each of its collectives waited for peers; ``UNKNOWN`` without a match.
+
+        That is its duration minus its transfer time.
+        """
         return tuple(
             np.where(transfer == UNKNOWN, UNKNOWN, rank.timings.end_ns - rank.timings.start_ns - transfer)
             for rank, transfer in zip(self.ranks, self.transfers_ns, strict=True)
@@ -299,7 +334,10 @@ class RunAnalysis(Brief):
 
     @cached_property
     def parts(self) -> tuple[dict[str, PhaseParts], ...]:
-        """The instants, overlapped ones included, that belong to each collective of each rank, by reason and phase."""
+        """For each rank and why (one of ``exposed_time.WHYS``), the time of each collective that it explains, by when.
+
+        This is all time that belongs to a collective, overlapped time included.
+        """
         return tuple(
             {
                 why: divide_by_when(rank, part)
@@ -310,11 +348,12 @@ class RunAnalysis(Brief):
 
     @cached_property
     def exposures(self) -> tuple[Exposure, ...]:
+        """For each rank, the exposed time of its collectives."""
         return tuple(map(explain_exposure, self.ranks, self.waits_ns, self.parts))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What is uncertain about the figures: warnings of the traces, and of comparing them."""
+        """What is uncertain about the figures: warnings about the traces, and about their comparison."""
         return (*self.trace_warnings, *_find_warnings(self))
 
     @cached_property
@@ -323,7 +362,11 @@ class RunAnalysis(Brief):
         return tuple(_find_doubts(self))
 
     def has_same_workload(self, other: RunAnalysis) -> bool:
-        """Whether ranks of another run compute the same (same model, same share of a batch), by both run.json."""
+        """Return whether a rank of another run computes the same in a step as a rank of this run.
+
+        That is the same model, device, sequence length and number of samples, by the ``run.json`` of both runs;
+        ``False`` if one is missing, and for the run itself.
+        """
         if self is other or self.manifest is None or other.manifest is None:
             return False
         own, others = (
@@ -336,7 +379,11 @@ class RunAnalysis(Brief):
 def analyze_trace(
     trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True, diagnostics: Diagnostics | None = None
 ) -> RunAnalysis:
-    """Analyze a single trace. Only compute that is needed for exposed time (``to_draw``: for pictures, too) is kept."""
+    """Return the analysis of a single trace.
+
+    ``ranks`` are all ranks of the trace. Only compute that is needed for exposed time is kept; with ``to_draw``, also
+    compute that pictures show.
+    """
     diagnostics = diagnostics or gather_diagnostics(trace, ranks)
     return RunAnalysis(
         trace=trace.path,
@@ -350,6 +397,7 @@ def analyze_trace(
 
 
 def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
+    """Return one analysis of the files of a run, from the analyses of the single files."""
     every = [rank for part in parts for rank in part.ranks]
     if any(len(rank.times) for rank in every):  # then a capture without steps is none of these steps
         every = [rank if rank.marks_steps else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]
@@ -375,11 +423,13 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
 
 
 def _last_ends(rank: RankCollectives) -> RankSteps:
+    """Return the numbers of a rank's steps and the end of each step's last collective; no steps if none are marked."""
     steps = len(rank.times)
     return RankSteps(rank.clock, rank.step_numbers[:steps], last_by_step(rank.timings.end_ns, rank.timings.step, steps))
 
 
 def _find_warnings(run: RunAnalysis) -> Iterator[str]:
+    """Yield a line for each reason why waits, transfers or tails are uncertain or not known."""
     ranks = run.ranks
     if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
         which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {format_ranges(missing)} are"
@@ -413,6 +463,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
 
 
 def _find_doubts(run: RunAnalysis) -> Iterator[str]:
+    """Yield a line for each reason why matches of collectives may be wrong or are missing."""
     if run.matches.doubt:
         yield (
             f"{run.matches.doubt}: collectives without the name of a communicator are not matched, since they may "
@@ -436,7 +487,10 @@ def _find_doubts(run: RunAnalysis) -> Iterator[str]:
 
 
 def _clock_disagreement_ns(run: RunAnalysis) -> int:
-    """Difference between the files' UTC and the ends of matches that were made without step numbers; else 0."""
+    """Return how far the ends of matched collectives differ by the files' UTC, if step numbers did not help to match.
+
+    It is 0 if steps or collectives have numbers, or if the files do not tell their UTC.
+    """
     ranks = [rank for rank in run.ranks if len(rank.timings)]
     by_order = any(np.all(rank.step_numbers == UNKNOWN) and UNKNOWN in rank.timings.sequence for rank in ranks)
     if not by_order or SESSION_START not in run.alignment.method:
@@ -446,10 +500,11 @@ def _clock_disagreement_ns(run: RunAnalysis) -> int:
 
 
 def _ends_agree_in_groups(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> bool:
-    """Whether unnamed collectives end together on some ranks, but not on others: ranks of several communicators.
+    """Return whether unnamed collectives end together on some pairs of ranks, but not on other pairs.
 
-    An example is FSDP within nodes, where all shard groups have the same collectives. Captures of few ranks, and
-    operations that some ranks can end before others begin, are not used. Of many ranks, some are enough.
+    Then the ranks belong to several communicators. An example is FSDP within nodes, where all shard groups have the
+    same collectives. It is ``False`` for captures of few ranks. Operations that some ranks can end before others begin
+    are not used. Only the first ranks and collectives are compared.
     """
     starts, ends, groups, lanes = (matches.column(ranks, name) for name in ("start_ns", "end_ns", "group", "lane"))
     tells = np.isin(matches.column(ranks, "operation", UNKNOWN), [UNKNOWN, *NEEDS_ALL])
@@ -459,6 +514,7 @@ def _ends_agree_in_groups(ranks: Sequence[RankCollectives], matches: Matches, al
         return False
     clocks = [alignment.offset_for(rank.clock) for rank in ranks[:_COMPARED_RANKS]]
     common = np.stack([clock.common_ns(ends[rows, at]) for at, clock in enumerate(clocks)])
+    # For each pair of ranks, how much the differences of their ends scatter around their median.
     apart = common[:, np.newaxis] - common
     of_pairs = np.triu_indices(len(clocks), 1)
     scatter = np.median(np.abs(apart - np.median(apart, axis=2, keepdims=True)), axis=2)[of_pairs]
@@ -468,9 +524,9 @@ def _ends_agree_in_groups(ranks: Sequence[RankCollectives], matches: Matches, al
 
 
 def _may_mix_communicators(run: RunAnalysis) -> bool:
-    """Whether unnamed collectives of the GPU may belong to several communicators.
+    """Return whether unnamed collectives on GPUs may belong to several communicators that were not distinguished.
 
-    Those of a job of two ranks have the same members, and streams are enough to distinguish them.
+    In a job of two ranks, all communicators have the same members, and streams are enough to distinguish them.
     """
     streams = [{*distinct(rank.timings.lane[rank.timings.group == UNKNOWN])} - {UNKNOWN} for rank in run.ranks]
     if {rank.world_size for rank in run.ranks} == {2}:

@@ -1,4 +1,4 @@
-"""Whether the time of collectives depends on their size: if it does not, it is no question of bandwidth."""
+"""Whether the time of collectives depends on their size. If it does not, a faster network would not shorten them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
 
 LEAST_TIMES = 3
-"""So many collectives of one size are needed."""
+"""Smallest number of collectives that a size needs to count."""
 LEAST_RATIO = 6
-"""Sizes that differ by less tell nothing: gloo carries out several collectives at once, which share a link."""
+"""Smallest factor between the largest and the smallest size.
+
+A smaller one tells nothing, because gloo performs several collectives at once, which share a link.
+"""
 LEAST_BYTES = 1 << 20
-"""If the largest message is smaller, time is latency in any case. Messages below :data:`.FEW_BYTES` do not count."""
+"""Smallest size of the largest message; the time of smaller ones is latency in any case.
+
+Messages below :data:`.FEW_BYTES` do not count.
+"""
 MOST_LONGER = 1.1
-"""The largest message must not take longer than the smallest by more than this factor."""
+"""Largest factor by which the largest message may take longer than the smallest, for both to take equally long."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlikeTimes:
-    """Two sizes of an operation that take equally long; times are medians, of the transfer where it is known."""
+    """Two sizes of an operation that take equally long.
+
+    ``small_ns`` and ``large_ns`` are the median times of the collectives of these sizes: the transfer time where it is
+    known, else the duration.
+    """
 
     operation: str
     small_bytes: int
@@ -31,7 +41,11 @@ class AlikeTimes:
 
 
 def find_alike_times(collectives: Iterable[Collective]) -> AlikeTimes | None:
-    """The operation whose smallest and largest messages take equally long; of several, the one with most time."""
+    """Return an operation whose smallest and largest messages take equally long; ``None`` if there is none.
+
+    If there are several, it is the one on which most time is spent.
+    """
+    # By operation and size: the time of each collective.
     times: dict[str, dict[int, list[int]]] = {}
     for one in collectives:
         if one.op is not None and one.bytes is not None and one.bytes >= FEW_BYTES:

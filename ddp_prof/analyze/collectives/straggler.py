@@ -1,18 +1,19 @@
 """Which rank arrives last at collectives, how often, by how much, and what that costs; and one step for a picture.
 
-A rank *arrives* at a collective when its own part begins. Its *lag* is how much later that is than the median of the
-other ranks, on the common clock. The lag of a step is the largest one: a late rank is either late for one collective,
-at which the others wait, or stays late for all collectives that follow::
+A rank *arrives* at a collective when its own part of it begins. Its *lag* at this collective is how much later that is
+than the median of the other ranks' arrivals, on the common clock. Its lag in a step is its largest lag at a collective
+of the step: a late rank is either late for one collective, at which the others wait, or stays late for all collectives
+that follow. L is the launch, C the collective::
 
     rank 0   L CCCCCCCCCC       waits for 5
     rank 1        L CCCCC       lag 5, arrives last
     rank 2    LCCCCCCCCCC
 
-If the largest lag is not above the residual of the clocks, no rank is last. If clocks cannot be compared, there are no
-lags. The *cost* of a step is attributed to the rank with the largest lag: it is what another rank would gain at most if
-that rank were not late, queues behind its waits included (:mod:`.lateness`). In a capture without steps, each
-collective counts by itself; the cost of a rank is then the longest exposed wait of another rank at the collectives
-where it arrived last.
+The rank with the largest lag is *last*. If its lag is not above the residual of the clocks, no rank is last. If clocks
+cannot be compared, there are no lags. The *cost* of a step is the largest time that another rank would gain if the last
+rank were not late, queues behind its waits included (:mod:`.lateness`); it is attributed to the last rank. In a capture
+without steps, each collective counts by itself. The cost of a rank is then the largest sum of another rank's exposed
+waits at the collectives where it arrived last.
 """
 
 from __future__ import annotations
@@ -53,15 +54,16 @@ CHANCE = 0.05
 
 @dataclass(frozen=True)
 class RankArrivals:
-    """How one rank arrives: what its skew is measured from.
+    """How one rank arrives at collectives; the columns of :class:`RankSkew` are measured from it.
 
     Attributes:
-        takes_part: Whether it takes part in each matched collective.
-        is_last: Whether it arrives last at each of them, with a lag above the residual.
+        takes_part: For each matched collective of the run, whether the rank takes part in it.
+        is_last: For each of them, whether the rank arrives last, with a lag above the residual.
         lags_ns: Its lag in each step or, without steps, at each matched collective; NaN where it has none.
-        has_largest_lag: For each of these, whether its lag is the largest, and above the residual.
-        lags_before_ns: How late it was when each step began; ``None`` without steps.
-        exposed_wait_ns, cost_ns: ``None`` if the exposed time of some rank is not known.
+        has_largest_lag: For each element of ``lags_ns``, whether it is the largest of all ranks, and above the
+            residual.
+        lags_before_ns: How late the rank was when each step began; ``None`` without steps.
+        exposed_wait_ns, cost_ns: The columns with these names; ``None`` if the exposed time of some rank is not known.
         steps: Number of steps with matched collectives.
     """
 
@@ -77,6 +79,7 @@ class RankArrivals:
 
 
 def _lag_before_ns(of: RankArrivals) -> int | None:
+    """Return the rank's median lag at the beginning of the steps in which it had the largest lag."""
     return None if of.lags_before_ns is None else _median_lag(of.lags_before_ns[of.has_largest_lag])
 
 
@@ -160,7 +163,7 @@ class RankSkew(RankResult):
         after="last_collectives",
     )
     def last_of_steps(self) -> int | None:
-        """As ``last_steps``; ``None`` without steps."""
+        """The same as ``last_steps``, but ``None`` without steps."""
         return self.last_steps if self.all_steps else None
 
     @property
@@ -186,7 +189,7 @@ class RankSkew(RankResult):
         after="worst_lag_ns",
     )
     def mean_exposed_wait_ns(self) -> float | None:
-        """``exposed_wait_ns`` per step; without steps, of the capture."""
+        """``exposed_wait_ns`` divided by the number of steps; without steps, that of the capture."""
         return None if self.exposed_wait_ns is None else self.exposed_wait_ns / max(1, self.all_steps)
 
     @property
@@ -199,12 +202,12 @@ class RankSkew(RankResult):
         after="mean_exposed_wait_ns",
     )
     def mean_cost_ns(self) -> float | None:
-        """``cost_ns`` per step; without steps, of the capture."""
+        """``cost_ns`` divided by the number of steps; without steps, that of the capture."""
         return None if self.cost_ns is None else self.cost_ns / max(1, self.all_steps)
 
     @property
     def cost_when_last_ns(self) -> int | None:
-        """What it costs the others in a step in which it had the largest lag: the mean of these steps."""
+        """What the rank costs the others in a step in which it had the largest lag: the mean of these steps."""
         return None if self.cost_ns is None or not self.last_steps else round(self.cost_ns / self.last_steps)
 
 
@@ -247,12 +250,15 @@ class RunSkew(FrameResult):
     has_steps: bool = True
 
     def to_frame(self) -> DataFrame:
-        """One row per rank."""
+        """Return a table with one row per rank."""
         return make_frame(RankSkew, self.ranks)
 
     @property
     def latest(self) -> RankSkew | None:
-        """The straggler, else the only rank that is last most often; ``None`` if neither is there or known."""
+        """The straggler or, if there is none, the rank that is last most often.
+
+        ``None`` if several ranks are last equally often, if no rank is ever last, or if lags are not known.
+        """
         if self.straggler is not None:
             return self.ranks[self.straggler]
         times = [rank.last_steps if self.steps else rank.last_collectives for rank in self.ranks]
@@ -261,7 +267,7 @@ class RunSkew(FrameResult):
 
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
-    """Find which rank arrives last at the matched collectives, by how much, and what that costs; see the module."""
+    """Return which rank arrives last at the matched collectives, by how much, and what that costs; see the module."""
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
     takes_part = matches.rows != UNKNOWN
     step, waits = _steps_and_waits(run)
@@ -273,7 +279,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     least = alignment.residual_p95_ns or 0
     last = _last_to_arrive(lags, least)
 
-    # Without steps, each collective counts by itself.
+    # `compared` and `late` have one row per step. Without steps, each collective counts by itself.
     compared, late = lags, last
     by_step = np.argsort(step, kind="stable")
     by_step = by_step[step[by_step] != UNKNOWN]
@@ -302,6 +308,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     )
 
     def cost_of(rank: int) -> int | None:
+        """Return what the rank with this index costs the others in the whole capture."""
         if not knows_exposed:
             return None
         of_rank = [one.cost_ns or 0 for one in steps if one.last == rank]
@@ -335,7 +342,10 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
 
 
 def _steps_and_waits(run: RunAnalysis) -> tuple[Ints, Ints]:
-    """The key of each match's step, and the exposed wait of each rank at it: 0 where the rank takes no part."""
+    """Return the key of each match's step, and the exposed wait of each rank (column) at each match (row), in ns.
+
+    The wait is 0 where the rank takes no part.
+    """
     rows = run.matches.rows
     step = np.full(len(rows), UNKNOWN, np.int64)
     waits = np.zeros(rows.shape, np.int64)
@@ -348,6 +358,7 @@ def _steps_and_waits(run: RunAnalysis) -> tuple[Ints, Ints]:
 
 
 def _why_unknown(run: RunAnalysis) -> str | None:
+    """Return why lags are not known; ``None`` if they are."""
     if [rank.world_size for rank in run.ranks] == [1]:
         return "the job has a single rank"
     if len(run.ranks) < 2:
@@ -362,19 +373,26 @@ def _why_unknown(run: RunAnalysis) -> str | None:
 
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
-    """The lag of each rank (column) at each matched collective (row); NaN if the rank took no part."""
+    """Return the lag (ns) of each rank (column) at each matched collective (row); NaN if the rank took no part."""
     return _behind_others(_arrivals(ranks, matches, alignment), matches.rows != UNKNOWN)
 
 
 def _arrivals(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Ints:
-    """When each rank (column) arrives at each matched collective (row), on the common clock."""
+    """Return when each rank (column) arrives at each matched collective (row), on the common clock.
+
+    The values mean nothing where a rank takes no part.
+    """
     start = matches.column(ranks, "start_ns")
     common = [alignment.offset_for(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
     return np.stack(common, axis=1) if common else start
 
 
 def _costs_of_steps(run: RunAnalysis, of_steps: Sequence[Ints], late: Ints) -> Ints:
-    """What another rank would gain at most in each step without the lag of its late rank."""
+    """Return the largest time (ns) that another rank would gain in each step without the lag of the step's late rank.
+
+    - ``of_steps``: For each step, rows of ``run.matches``.
+    - ``late``: For each step, the index of its late rank, ``UNKNOWN`` if no rank is late.
+    """
     step = np.full(len(run.matches), UNKNOWN, np.int64)
     for number, rows in enumerate(of_steps):
         step[rows] = number
@@ -386,7 +404,10 @@ def _costs_of_steps(run: RunAnalysis, of_steps: Sequence[Ints], late: Ints) -> I
 
 
 def _lags_before(run: RunAnalysis, keys: Sequence[int]) -> Floats:
-    """How much later than the median of the others each rank (column) begins each step (row); NaN if not known."""
+    """Return how much later (ns) than the median of the others each rank (column) begins each step (row).
+
+    It is NaN if not known. ``keys`` are the keys of the steps.
+    """
     begins = np.full((len(keys), len(run.ranks)), NO_TIME, np.int64)
     for index, rank in enumerate(run.ranks):
         if rank.marks_steps and run.alignment.residual_p95_ns is not None:
@@ -398,7 +419,10 @@ def _lags_before(run: RunAnalysis, keys: Sequence[int]) -> Floats:
 
 
 def _behind_others(columns: Ints, present: Mask) -> Floats:
-    """How much later each time of a row is than the median of its others; NaN where it is not present, or alone."""
+    """Return how much later each time of a row is than the median of the row's other times.
+
+    Only times that are ``present`` count. The result is NaN where a time is not present, or is the only one of its row.
+    """
     # Floats represent whole nanoseconds only up to some months, so times are relative to the first one.
     origin = columns.min(initial=np.iinfo(np.int64).max, where=present)
     arrival = np.where(present, (columns - origin).astype(np.float64), np.nan)
@@ -412,7 +436,7 @@ def _behind_others(columns: Ints, present: Mask) -> Floats:
 
 
 def _last_to_arrive(lags: Floats, least: int) -> Ints:
-    """The column of each row's largest lag, ``UNKNOWN`` if it is not above ``least``."""
+    """Return the column of each row's largest lag; ``UNKNOWN`` if that lag is not above ``least``."""
     known = np.where(np.isnan(lags), -np.inf, lags)
     if not known.size:
         return np.full(len(known), UNKNOWN, np.int64)
@@ -420,21 +444,26 @@ def _last_to_arrive(lags: Floats, least: int) -> Ints:
 
 
 def _largest_lags(lags: Floats) -> Floats:
-    """The largest lag of each rank in the rows of a step, NaN if it has none."""
+    """Return the largest lag of each rank (column) over all rows; NaN if the rank has no lag in any row."""
     known = np.where(np.isnan(lags), -np.inf, lags).max(axis=0, initial=-np.inf)
     result: Floats = np.where(np.isinf(known), np.nan, known)
     return result
 
 
 def _step_cost(waits_ns: Ints, late: int) -> int:
-    """The longest wait of any rank but the late one, summed over the collectives at which that one arrived last."""
+    """Return how long the rank that waited longest, other than the late one, waited in all rows together.
+
+    ``waits_ns`` are the waits of the ranks (columns) at the collectives (rows) at which the late rank arrived last.
+    """
     return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
 
 
 def _straggler(times_last: Sequence[int]) -> int | None:
-    """The rank that is last most often, if equal ranks give such a result in less than one of twenty runs.
+    """Return the rank that is last most often, if chance does not explain that; else ``None``.
 
-    Steps without a late rank do not count. Since it could be any rank, the probability is multiplied by their number.
+    Chance explains it if in a run of equal ranks some rank is last as often with a probability of at least
+    :data:`CHANCE`. ``times_last`` is the number of steps in which each rank is last; steps in which none is do not
+    count. As it could be any rank, the probability for one rank is multiplied by the number of ranks.
     """
     ranks = len(times_last)
     if ranks < 2 or not any(times_last):
@@ -445,7 +474,8 @@ def _straggler(times_last: Sequence[int]) -> int | None:
 
 
 def _binomial_tail(times: int, trials: int, chance: float) -> float:
-    """The probability of ``times`` or more hits in ``trials`` trials."""
+    """Return the probability of ``times`` or more hits in ``trials`` trials, each of which hits with ``chance``."""
+    # The sum of the binomial distribution, with logarithms because the factorials are too large.
     whole = math.lgamma(trials + 1)
     return math.fsum(
         math.exp(
@@ -457,6 +487,7 @@ def _binomial_tail(times: int, trials: int, chance: float) -> float:
 
 
 def _median_lag(lags: Floats) -> int | None:
+    """Return the median of the lags that are not NaN, in whole nanoseconds; ``None`` if there are none."""
     known = lags[~np.isnan(lags)]
     return round(float(np.median(known))) if len(known) else None
 
@@ -466,7 +497,7 @@ def _int_or_none(value: float) -> int | None:
 
 
 class ExposedStretch(NamedTuple):
-    """An exposed stretch of a collective: when and why, and whether a peer had not arrived yet."""
+    """An exposed part of a collective: its when and why, whether a peer had not arrived yet, and its times."""
 
     when: str
     why: str
@@ -477,7 +508,10 @@ class ExposedStretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveView:
-    """One collective, in nanoseconds from the step's first time on any rank; ``None`` if not known."""
+    """One collective of a picture. Times are in nanoseconds from the step's first time on any rank.
+
+    A value that is not known is ``None``, and so is ``exposed`` if exposed time is not known.
+    """
 
     index: int
     bucket: int | None
@@ -503,7 +537,10 @@ class RankStepView:
 
 
 def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None) -> tuple[RankStepView, ...]:
-    """The step with this key on each rank, or on these ranks (indices); ranks without collectives are left out."""
+    """Return what a picture of the step with the key ``step`` shows: one view per rank, on the common clock.
+
+    ``ranks`` are indices of the ranks to show, by default all. Ranks without collectives in the step are left out.
+    """
     drawn = []
     for index, (rank, wait_ns, parts) in enumerate(zip(run.ranks, run.waits_ns, run.parts, strict=True)):
         if ranks is not None and index not in ranks:
@@ -516,6 +553,7 @@ def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None)
 
 
 def _first_time(rank: RankCollectives, rows: Ints) -> Ints:
+    """Return the first known time (ready, launch or start) of the collectives in ``rows``, on the rank's clock."""
     timings = rank.timings
     times = np.concatenate([timings.ready_ns[rows], timings.launch_ns[rows], timings.start_ns[rows]])
     first: Ints = times[times != NO_TIME].min()
@@ -525,12 +563,24 @@ def _first_time(rank: RankCollectives, rows: Ints) -> Ints:
 def _rank_view(
     rank: RankCollectives, rows: Ints, wait_ns: Ints, parts: Mapping[str, PhaseParts], clock: ClockOffset, origin: int
 ) -> RankStepView:
+    """Return the view of one rank.
+
+    Args:
+        rank: The rank.
+        rows: The rows of its collectives in the step.
+        wait_ns: How long each of its collectives waited for peers, as in :attr:`.RunAnalysis.waits_ns`.
+        parts: The rank's element of :attr:`.RunAnalysis.parts`.
+        clock: Converts the rank's times to the common clock.
+        origin: Time 0 of the picture on the common clock.
+    """
     timings = rank.timings
 
     def since(time_ns: Ints) -> list[Any]:
+        """Return times of the rank as times of the picture; ``None`` for unknown times."""
         moved = (clock.common_ns(time_ns) - origin).tolist()
         return [None if time == NO_TIME else shifted for time, shifted in zip(time_ns.tolist(), moved, strict=True)]
 
+    # Compute from the first known time of the collectives to their last end.
     window = union(_first_time(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
     found = _exposed(rank, rows, wait_ns, parts, compute, since)
@@ -554,7 +604,10 @@ def _exposed(
     compute: Intervals,
     since: Callable[[Ints], list[int]],
 ) -> dict[int, list[ExposedStretch]]:
-    """The exposed stretches of the collectives in ``rows``; ``since`` converts the rank's times to the picture's."""
+    """Return the exposed parts of the collectives in ``rows``, by row.
+
+    ``compute`` is the rank's compute in the step; ``since`` converts the rank's times to times of the picture.
+    """
     found: dict[int, list[ExposedStretch]] = {row: [] for row in rows.tolist()}
     wait_end = wait_end_ns(rank.timings, wait_ns)
     for why, every in parts.items():
@@ -562,6 +615,7 @@ def _exposed(
         cells = select(cells, np.argsort(cells.start_ns))
         bare = Intervals(cells.start_ns, cells.end_ns) - compute  # cells are disjoint: each instant belongs to one
         cell = np.searchsorted(cells.start_ns, bare.start_ns, side="right") - 1
+        # Each exposed part is cut in two where the collective's wait for peers ends.
         cut = np.clip(wait_end[cells.row[cell]], bare.start_ns, bare.end_ns)
         for is_wait, start, end in ((True, bare.start_ns, cut), (False, cut, bare.end_ns)):
             some = start < end

@@ -1,21 +1,22 @@
 """The times of each collective on one rank (ready, launch, start, end), and which collectives reduce gradients.
 
-    gradient kernels  ###ggg|                        the last gradient of the bucket is ready
-    host                 .      L                    the host launches the collective
+    gradient kernels  ###ggg|                        g computes the last gradient of the bucket, which is then ready
+    host                        L                    the host launches the collective
     stream                          |CCCCCCCC|       the device (or gloo) works on it
                             ready   start    end
 
-*Ready* is the end of backward's last kernel that the same thread launched before the collective (autograd's thread: its
-hook launches the collective). On a CPU it is the time of the hook itself, the start of our range. On a GPU it is known
-only for collectives launched in backward, or after it and before the optimizer: those of forward do not wait for
-gradients. Nor do all-gathers and broadcasts, which carry parameters. It is not known in two more cases:
+*Ready* is the end of backward's last kernel that the same thread launched before the collective. This is autograd's
+thread, whose hook launches the collective. On a CPU it is the time of the hook itself, the start of ddp_prof's range.
+On a GPU it is known only for collectives launched in backward, or after it and before the optimizer: collectives of
+forward do not wait for gradients, nor do all-gathers and broadcasts, which carry parameters. It is not known in two
+more cases:
 
 - In a CUDA graph, because a single call launches all its kernels.
 - If the collective began before that kernel ended: the gradient then belongs to another collective.
 
-*Input* is what feeds a collective, such as the copy of gradients into a bucket, or the compute before an all-gather in
-forward. It is inferred: a collective waits for the stream that is current at its launch, and the last operation on that
-stream is the one that the same thread launched last.
+The *input* of a collective is the operation whose result it sends, such as the copy of gradients into a bucket, or the
+compute before an all-gather in forward. It is inferred: a collective waits for the stream that is current at its
+launch, and the last operation on that stream is the one that the same thread launched last.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ BLOCKING = (None, "after_backward", "compute_stream")
 """Why the program waits for a collective: launched after backward, or on the compute stream; ``None``: it does not."""
 
 FEW_BYTES = 64 * 1024
-"""Below this size, a collective's length hardly depends on its size."""
+"""Below this size, a collective's duration hardly depends on its size."""
 
 READY_SOURCES = ("kernel", "hook")
 """The source of the ready time: the end of the last gradient kernel, or the hook that launched the collective."""
@@ -87,15 +88,25 @@ class CollectiveTimings(Table):
     """One row per collective, ordered by step and launch. Unknown values are ``UNKNOWN``, unknown times ``NO_TIME``.
 
     Attributes:
-        step, group, consumer: Indices into the rank's steps, :attr:`RankCollectives.groups` and ``consumers``.
-        ready_source, blocking: Indices into :data:`READY_SOURCES` and :data:`BLOCKING`.
+        step: Index into the rank's steps.
+        lane: Stream on which it runs.
+        ready_ns: When its gradients were ready, from the source ``ready_source``, an index into :data:`READY_SOURCES`.
+        launch_ns: When the host launched it.
         phase: Phase that launched it, an index into ``range_names.PHASES``.
-        operation: Index into ``attribution.OPERATIONS``.
-        bucket, bytes: From our range. Without our range, bytes are from the arguments that the profiler recorded.
+        blocking: Why the program waits for it, an index into :data:`BLOCKING`.
+        operation: Index into ``communication.OPERATIONS``.
+        bucket: Number of its bucket, from ddp_prof's range.
+        bytes: Size of its message, from ddp_prof's range or, without a range, from the arguments that the profiler
+            recorded.
+        group: Communicator, an index into :attr:`RankCollectives.groups`.
+        group_size: Number of ranks in the communicator.
         sequence: Its number within the group, if the profiler recorded it and no other collective of the group has it.
-        input_ns: End of its input, not after its start.
+        input_ns: End of its input, which is not after its start.
         backward_end_ns: End of the last compute in its pass of backward; not known in a capture without steps.
+        blocking_ns: How long streams (on a CPU: the host) stood still for it.
         slack_ns, held_by: See ``blocking.Consumers``.
+        consumer: Name of what needs it first, an index into :attr:`RankCollectives.consumers`.
+        consumer_lane, consumer_start_ns: Stream and start of its consumer.
     """
 
     step: Ints
@@ -124,6 +135,7 @@ class CollectiveTimings(Table):
 
     @property
     def index(self) -> Ints:
+        """The position of each collective in its step, from 0."""
         return np.arange(len(self)) - np.searchsorted(self.step, self.step, side="left")
 
 
@@ -134,8 +146,12 @@ class RankCollectives(RankResult):
     Attributes:
         clock: The file; ranks read from the same file share a clock.
         epoch_ns: UTC nanoseconds of the clock's 0, ``None`` if unknown.
-        groups, consumers: Names of communicators, and of the operations that need collectives.
+        groups: Names of communicators.
+        consumers: Names of the operations that need collectives.
+        step_numbers: Number of each step, ``UNKNOWN`` if it has none.
         step_keys: See ``Steps.keys``. A capture without steps is step 0, or no step if other ranks have steps.
+        times: How long its steps took; no rows in a capture without steps.
+        host_waits: How often its host waited until a collective ended.
         compute: Compute of the rank, at least all that overlaps its collectives.
         pauses: When its collectives paused.
         reason: Why its overlapped communication is not known; ``None`` if it is.
@@ -168,10 +184,12 @@ class RankCollectives(RankResult):
 
     @property
     def marks_steps(self) -> bool:
+        """Whether steps were found in the rank's trace."""
         return len(self.times) == len(self.step_keys)
 
     @property
     def step_names(self) -> dict[int, str]:
+        """The name of each step by its key."""
         numbers = np.where(self.step_numbers == UNKNOWN, self.step_keys, self.step_numbers)
         return dict(zip(self.step_keys.tolist(), Steps.from_numbers(numbers).names, strict=True))
 
@@ -181,25 +199,32 @@ class RankCollectives(RankResult):
         return take_or_unknown(self.step_keys, self.timings.step)
 
     def sum_by_step(self, values: Ints) -> tuple[Ints, Ints]:
-        """The keys of the steps with collectives, and the sum of the collectives' values in each of these steps."""
+        """Return the keys of the steps with collectives, and the sum of the collectives' values in each such step."""
         is_in_step = self.keys != UNKNOWN
         key, which = np.unique(self.keys[is_in_step], return_inverse=True)
         return key, sum_by_group(values[is_in_step], which, len(key))
 
 
 def consumer_activities(rank: RankEvents) -> Ints:
+    """Return the activity that needs each operation of communication first (a row); ``UNKNOWN`` if none is known.
+
+    The result is in the order of ``rank.operation_rows``.
+    """
     blocking = rank.blocking
     return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[rank.operation_rows])
 
 
 def find_timings(rank: RankEvents) -> RankCollectives:
+    """Return the collectives of a rank with their times, and everything else that is needed to compare ranks."""
     trace = rank.trace
     rows, events = rank.operation_rows, rank.operations
     names, needs = _consumer_columns(rank, rows)
+    # What the profiler recorded of each collective besides its kernel; ``UNKNOWN`` where it recorded nothing.
     at = take_or_unknown(positions(trace.collective_metadata.activity, len(trace.activities)), events.activity)
     recorded = CollectiveMetadata(
         *(take_or_unknown(getattr(trace.collective_metadata, one.name), at) for one in fields(CollectiveMetadata))
     )
+    # `follows`: launched after backward and in no phase. `row`: the host's range in which each collective was launched.
     blocking = _find_blocking_reason(rank, events)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
@@ -256,7 +281,12 @@ def find_timings(rank: RankEvents) -> RankCollectives:
 
 
 def _ranges_of_host(ranges: CollectiveRanges, events: Events) -> Ints:
-    """Row of the range that is each collective of the host; it may begin, with its copy, when the range ends."""
+    """Return the row of the range from which each event of the host's communication was made.
+
+    Such an event has the start and the end of its range, so these two times identify the range. A search for the range
+    that is open at the start would miss a range whose start was moved to its end (with its copy). Other events get
+    ``UNKNOWN``.
+    """
     spans = zip(ranges.start_ns.tolist(), ranges.end_ns.tolist(), strict=True)
     rows = {span: row for row, span in enumerate(spans)}
     asked = zip(events.start_ns.tolist(), events.end_ns.tolist(), strict=True)
@@ -264,9 +294,11 @@ def _ranges_of_host(ranges: CollectiveRanges, events: Events) -> Ints:
 
 
 def _find_groups(trace: Trace, recorded: Ints, named_by: Ints) -> tuple[tuple[str, ...], Ints]:
-    """The names of the communicators, and the index of each collective's among them.
+    """Return the names of the communicators, and for each collective the index of its communicator's name among them.
 
-    ``recorded`` are indices into the trace's names of the name that the profiler recorded, ``named_by`` of our range.
+    - ``recorded``: Index into the trace's names of the name that the profiler recorded for each collective, or
+      ``UNKNOWN``.
+    - ``named_by``: Index of the name of ddp_prof's range that tells the communicator, used where none was recorded.
     """
     texts = {name_id: trace.names[name_id] for name_id in set(distinct(recorded)) - {UNKNOWN}}
     texts |= {
@@ -280,7 +312,7 @@ def _find_groups(trace: Trace, recorded: Ints, named_by: Ints) -> tuple[tuple[st
 
 
 def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
-    """Drop compute that does not overlap collectives; exposed time does not change.
+    """Return the rank without compute that does not overlap collectives, which does not change exposed time.
 
     With ``to_draw``, all compute is kept from the first known time of a step's collectives to their last end.
     """
@@ -297,10 +329,11 @@ def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
 
 
 def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
-    """What needs each collective first, and how long it blocks.
+    """Return what needs each collective first, and how long something stood still for it.
 
     Returns:
-        The names of all consumers, and columns of ``CollectiveTimings``; ``consumer`` is an index into the names.
+        The names of all consumers, and columns of ``CollectiveTimings`` by name; ``consumer`` is an index into the
+        names.
     """
     blocking, activities = rank.blocking, rank.trace.activities
     needed = blocking.consumer_of_event[rows]
@@ -308,7 +341,7 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
     name_id = take_or_unknown(activities.name_id, consumer)
     used = np.unique(name_id[name_id != UNKNOWN])
 
-    # A collective of several kernels is one row, that of its first kernel: the blocking of the others is added to it.
+    # A collective of several events is one row, that of its head: the blocking of its other events is added to it.
     head = rank.operation_parts.head
     by_collective_ns = blocking.by_event_ns.copy()
     of_parts = np.flatnonzero((head != UNKNOWN) & (head != np.arange(len(head))))
@@ -326,12 +359,16 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
 
 
 def _find_ready_times(rank: RankEvents, events: Events, of_gradients: Mask) -> tuple[Ints, Ints]:
-    """When the gradients of each collective were ready, and the source of that time (:data:`READY_SOURCES`)."""
+    """Return when the gradients of each collective were ready, and the source of that time (:data:`READY_SOURCES`).
+
+    ``events`` are the collectives; ``of_gradients`` is a mask of those that may wait for gradients.
+    """
     ready, source = np.full(len(events), NO_TIME), np.full(len(events), UNKNOWN)
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
         rows = np.flatnonzero(of_gradients & ~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
+        # A thread that launches backward waits for its own gradients, another thread for those of all threads.
         gradients = rank.is_backward
         if launcher in rank.gradient_threads:
             gradients = gradients & (rank.events.launcher == launcher)
@@ -341,7 +378,10 @@ def _find_ready_times(rank: RankEvents, events: Events, of_gradients: Mask) -> t
 
 
 def _input_ends(rank: RankEvents, events: Events) -> Ints:
-    """End of each collective's input: the last operation of the step that its thread launched before it."""
+    """Return the end of each collective's input: the last operation of the step that its thread launched before it.
+
+    ``events`` are the collectives. The result is ``NO_TIME`` where the input is not known.
+    """
     ends = np.full(len(events), NO_TIME)
     is_input = (rank.events.category != Category.COMMUNICATION) & (rank.events.launch_ns != NO_TIME)
     in_step = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
@@ -353,9 +393,15 @@ def _input_ends(rank: RankEvents, events: Events) -> Ints:
 
 
 def _end_of_last_before(events: Events, is_work: Mask, collectives: Events) -> Ints:
-    """The end of the last work that was launched before each collective in its step.
+    """Return the end of the last work that was launched before each collective in its step.
 
-    ``NO_TIME`` if the work ended after the collective's start, or if the same call launched both (a CUDA graph).
+    It is ``NO_TIME`` if there is none, if the work ended after the collective's start, or if the same call launched
+    both (a CUDA graph).
+
+    Args:
+        events: The events of the rank.
+        is_work: Mask of those that count as work.
+        collectives: The collectives.
     """
     work = np.flatnonzero(is_work)
     work = work[np.lexsort((events.end_ns[work], events.launch_ns[work]))]
@@ -366,31 +412,38 @@ def _end_of_last_before(events: Events, is_work: Mask, collectives: Events) -> I
 
 
 def _find_blocking_reason(rank: RankEvents, events: Events) -> Ints:
-    """Index into :data:`BLOCKING` for each collective.
+    """Return why the program waits for each collective, as an index into :data:`BLOCKING`.
 
-    "After backward" is: launched in ``synchronize``, or after the last launch of compute in its pass of backward.
+    A collective is "after backward" if it was launched in ``synchronize``, or outside of the phase backward and after
+    the last launch of compute in its pass of backward.
     """
     last = take_or_unknown(rank.passes.last_ns, rank.pass_of_operation, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
-    after &= not rank.clocks_disagree  # the host's launches against the device's times
+    after &= not rank.clocks_disagree  # it compares launches of the host with times of the device
     # If the launch of one of gloo's collectives is not known, it may have been in backward.
     after |= (events.phase == SYNCHRONIZE_PHASE) & (events.launch_ns != NO_TIME)
-    codes = np.select([after, on_compute_stream], [1, 2], 0)
+    codes = np.select([after, on_compute_stream], [1, 2], 0)  # the order of BLOCKING
     return codes.astype(np.int64)
 
 
 def _repeats(recorded: CollectiveMetadata, start_ns: Ints) -> Mask:
-    """Which collectives have a number that others have, too: each replay of a CUDA graph repeats its numbers."""
-    _, number = distinct_rows(recorded.group_id, recorded.op_id, recorded.sequence)  # sends are counted apart
-    apart, _ = distinct_rows(number, start_ns)  # a collective may be in a trace twice
+    """Return which collectives have a sequence number that other collectives of their group have, too.
+
+    Each replay of a CUDA graph repeats the numbers of its collectives.
+    """
+    # Sends have a count of their own, hence op_id. A collective may be in a trace twice, then with the same start.
+    _, number = distinct_rows(recorded.group_id, recorded.op_id, recorded.sequence)
+    apart, _ = distinct_rows(number, start_ns)
     return np.bincount(number[apart], minlength=1)[number] > 1
 
 
 def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata, by_range: Ints) -> Ints:
-    """The operation that the profiler recorded, else that of the kernel's name.
+    """Return the operation of each collective as an index into ``communication.OPERATIONS``.
 
-    If the kernel is unknown or ``SendRecv``, which NCCL uses for several operations, the name of our range counts.
+    It is the operation that the profiler recorded, else that of the kernel's name. If the kernel is unknown or
+    ``SendRecv``, which NCCL uses for several operations, it is that of ddp_prof's range (``by_range``), if there is
+    one.
     """
     by_kernel = find_operations(trace, take_or_unknown(trace.activities.name_id, events.activity))
     is_vague = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
@@ -398,29 +451,31 @@ def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata,
     by_profiler = find_operations(trace, recorded.op_id)
     found = np.where(by_profiler == UNKNOWN, by_name, by_profiler)
     is_copy = take_or_unknown(trace.activities.kind, events.activity) == Kind.COPY
-    # Which range launched a copy is known only of collectives that the copy engines carry out.
+    # A copy without a recorded span belongs to no collective: it is a copy between devices.
     return np.where(is_copy & (found == UNKNOWN) & (recorded.span == UNKNOWN), OPERATIONS.index(PEER_COPY), found)
 
 
 _REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))
-"""Operations that may reduce gradients; a collective of unknown operation may, too."""
+"""Operations that may reduce gradients; a collective of unknown operation may do so, too."""
 
 _NUMBER_BYTES = 8
-"""A single number is not larger."""
+"""Largest size of a single number."""
 
 
 def carry_gradients(rank: RankCollectives) -> Mask:
-    """Mask of the collectives of a rank that seem to reduce gradients.
+    """Return a mask of the collectives of a rank that seem to reduce gradients.
 
-    These are collectives with a bucket of ours, and reductions launched in backward. Reductions launched after backward
-    count only if backward launched none in the step; otherwise they reduce a norm or a loss. So do those of a single
-    number after backward, which NCCL's barrier is, too. Exceptions:
+    These are reductions with a known bucket, and reductions launched in backward. A reduction launched outside of
+    backward counts only if backward launched no reduction in the step; otherwise it reduces a norm or a loss. It does
+    not count if it is a single number, as NCCL's barrier is. Exceptions:
 
-    - If forward (or, without ranges, the time before backward's first collective) launches at least half as many of the
-      same kind, these reduce activations (tensor parallelism). Fewer may reduce a loss.
-    - If no phase is known, as in a trace of inference, nothing is assumed to reduce gradients.
+    - If forward (or, without ranges, the time before backward's first collective) launches at least half as many
+      reductions of the same kind as backward does, reductions of this kind reduce activations (tensor parallelism).
+      Fewer may reduce a loss.
+    - If no phase is known, as in a trace of inference, no reduction is assumed to reduce gradients.
     """
     timings = rank.timings
+    # A kind is an operation of a communicator in a step. `is_late`: its step has no reduction in backward.
     is_reduction = np.isin(timings.operation, _REDUCTIONS)
     _, step = distinct_rows(timings.step)
     _, same_kind = distinct_rows(timings.step, timings.operation, timings.group)
@@ -433,6 +488,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
     is_early = (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME) & (timings.launch_ns < first_ns[step])
     is_early = (is_early & _are_with_any(step, in_backward)) | (timings.phase == PHASES.index(FORWARD))
+    # Of each collective's kind: the number that forward launched, and the number that backward launched.
     early, late = (
         np.bincount(same_kind[rows], minlength=len(same_kind))[same_kind] for rows in (is_early, in_backward)
     )
@@ -443,6 +499,6 @@ def carry_gradients(rank: RankCollectives) -> Mask:
 
 
 def _are_with_any(group: Ints, chosen: Mask) -> Mask:
-    """Mask of the rows whose group contains a chosen row."""
+    """Return a mask of the rows whose group contains a chosen row."""
     found: Mask = (np.bincount(group[chosen], minlength=int(group.max(initial=-1)) + 1) > 0)[group]
     return found

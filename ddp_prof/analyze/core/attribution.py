@@ -47,7 +47,10 @@ from ddp_prof.trace import (
 
 
 def find_operations(trace: Trace, name_ids: Ints) -> Ints:
-    """Index into :data:`OPERATIONS` for each name, ``UNKNOWN`` if the name does not tell the operation."""
+    """Return the operation of each name as an index into :data:`OPERATIONS`; ``UNKNOWN`` if the name does not tell it.
+
+    ``name_ids`` are indices into ``trace.names``, or ``UNKNOWN``.
+    """
     code = {UNKNOWN: UNKNOWN}
     for name_id in set(distinct(name_ids)) - {UNKNOWN}:
         operation = operation_of(trace.names[name_id])
@@ -56,7 +59,10 @@ def find_operations(trace: Trace, name_ids: Ints) -> Ints:
 
 
 def bus_factor(operation: str | None, ranks: int | None) -> float | None:
-    """The ratio of bus bandwidth to algorithm bandwidth as in nccl-tests; ``None`` if unknown."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth as in nccl-tests; ``None`` if it is not known.
+
+    ``ranks`` is the number of ranks that take part.
+    """
     if ranks is None or ranks < 1:
         return None
     if operation == ALL_REDUCE:
@@ -72,10 +78,18 @@ GLOO = "gloo:"
 
 @dataclass(frozen=True)
 class CollectiveRanges(Table):
-    """The ranges around collectives, from the launch to the completion as seen by the host.
+    """The host's ranges around collectives, one per row, from the launch to the completion as the host sees it.
 
-    Gloo's own events start later than their launch. ``span`` is a row of the trace's spans, ``operation`` an index into
-    :data:`OPERATIONS`, ``named_by`` one into ``Trace.names``: of the range that names the process group.
+    Attributes:
+        span: Row of the trace's spans.
+        launch_ns, start_ns: Both are the start of the range. Gloo's own events may start later than their launch, which
+            is ``NO_TIME`` if it is not known.
+        name_id: Index of the range's name in ``Trace.names``.
+        operation: Index into :data:`OPERATIONS`.
+        bucket: Number of DDP's bucket; ``UNKNOWN`` if not known or not a bucket.
+        bytes: Size of the data; ``UNKNOWN`` if not known.
+        named_by: Index in ``Trace.names`` of the name that tells the process group; ``UNKNOWN`` if none does.
+        group_size: Number of ranks of the process group; ``UNKNOWN`` if not known.
     """
 
     span: Ints
@@ -91,20 +105,28 @@ class CollectiveRanges(Table):
 
     @property
     def launch_or_start_ns(self) -> Ints:
+        """The launch of each collective, or its start if the launch is not known."""
         return np.where(self.launch_ns == NO_TIME, self.start_ns, self.launch_ns)
 
     def launched_in(self, launch_ns: Ints) -> Ints:
-        """Row of the innermost range that is open at each launch; ``UNKNOWN`` if there is none."""
+        """Return the row of the innermost range that is open at each time; ``UNKNOWN`` if there is none."""
         return innermost(self.start_ns, self.end_ns, launch_ns)
 
     def ranges_of_activities(self, trace: Trace, chosen: Mask | Ints) -> Ints:
-        """Row of the range in which each chosen activity was launched; ``UNKNOWN`` if it is not communication."""
+        """Return the row of the range in which each chosen activity was launched.
+
+        ``UNKNOWN`` if the activity is not communication, or if no range was open at its launch.
+        """
         row = self.launched_in(take_or_unknown(trace.calls.start_ns, trace.launching_calls[chosen], NO_TIME))
         return np.where(trace.activities.category[chosen] == Category.COMMUNICATION, row, UNKNOWN)
 
 
 def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> CollectiveRanges:
-    """The ranges of ours around collectives of a process, and gloo's own events outside of these."""
+    """Return the ranges around the collectives of a process.
+
+    These are the ranges that ddp_prof makes and, if no device of the process communicates, gloo's own events outside of
+    ddp_prof's ranges.
+    """
     names, mine, spans = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process, trace.spans
     span = np.flatnonzero(mine & np.isin(spans.name_id, list(names)))
     marked, gloo = union(spans.start_ns[span], spans.end_ns[span]), span[:0]
@@ -118,6 +140,7 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
     name_id = spans.name_id[span]
 
     def number(key: str) -> Ints:
+        """Return the number in this field of each range's name; ``UNKNOWN`` if the name has no such field."""
         known = {index: parsed.number(key) for index, parsed in names.items()}
         values = [known[index] for index in name_id.tolist()]
         return np.array([UNKNOWN if value is None else value for value in values], np.int64)
@@ -137,7 +160,8 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         ),
         group_size=number("ranks"),
     )
-    if len(gloo) and not np.isin(spans.lane[gloo], phases.lane).any():  # threads of gloo take them up
+    # Events of gloo on threads without phases were recorded by gloo's own threads, which start collectives late.
+    if len(gloo) and not np.isin(spans.lane[gloo], phases.lane).any():
         is_gloo, launch_ns = np.isin(span, gloo), ranges.launch_ns.copy()
         launch_ns[is_gloo] = _find_launches(trace, select(ranges, is_gloo), marked)
         ranges = replace(ranges, launch_ns=launch_ns)
@@ -146,16 +170,20 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
 
 
 def _recorded_bytes(trace: Trace, span: Ints) -> Ints:
-    """The sizes of gloo's own events that the profiler recorded, ``UNKNOWN`` for other ranges."""
+    """Return the size in bytes that the profiler recorded for each span; ``UNKNOWN`` if it recorded none.
+
+    It records sizes only for gloo's own events. ``span`` are rows of the trace's spans.
+    """
     recorded = select(trace.collective_metadata, trace.collective_metadata.activity == UNKNOWN)
     return take_or_unknown(recorded.bytes, positions(recorded.span, len(trace.spans))[span])
 
 
 def _find_launches(trace: Trace, ranges: CollectiveRanges, marked: Intervals) -> Ints:
-    """Launch time of each collective: the start of its torch operator; operators within ``marked`` do not count.
+    """Return when each of gloo's collectives was launched: the start of the torch operator that called it.
 
-    Gloo's threads take collectives up in the order of the operators. All times are ``NO_TIME`` if the two are not the
-    same operations in the same order, for example because the recording began between an operator and its collective.
+    Gloo's threads start the collectives in the order of the operators. All results are ``NO_TIME`` if the operators and
+    the collectives are not the same operations in the same order, for example because the recording began between an
+    operator and its collective. Operators that start within ``marked``, the ranges of ddp_prof, do not count.
     """
     calls, launch_ns = trace.collective_calls, np.full(len(ranges), NO_TIME, np.int64)
     operation = find_operations(trace, calls.name_id)
@@ -169,18 +197,19 @@ def _find_launches(trace: Trace, ranges: CollectiveRanges, marked: Intervals) ->
 
 
 def begin_with_copies(trace: Trace, ranges: CollectiveRanges, phases: Phases) -> tuple[CollectiveRanges, int]:
-    """Let gloo's collectives of tensors on a GPU begin when their data leaves the GPU.
+    """Return the ranges with gloo's collectives of tensors on a GPU beginning when their data leaves the GPU.
 
-    The host launches a collective long before the GPU has computed its gradient, if it runs ahead. Gloo then copies the
-    data to the host: the first copy that the launching thread launches between this collective and its next one::
+    A host that runs ahead launches a collective long before the GPU has computed the gradient. Gloo then copies the
+    data to the host. This copy is the first one that the launching thread launches between this collective and the
+    thread's next one::
 
         range            [=================]      opened by the host at the launch, closed when gloo is done
         gradient on GPU  ....kkkk.........
         copy to host     ........c........
-        communication            ##########
+        communication            ##########       from the copy to the end of the range
 
     Returns:
-        The ranges, and how many of them have no such copy; these begin at their launch, as before.
+        The ranges, and how many of them have no such copy; their start is not changed.
     """
     if not len(ranges):
         return ranges, 0
@@ -192,9 +221,11 @@ def begin_with_copies(trace: Trace, ranges: CollectiveRanges, phases: Phases) ->
     call = trace.launching_calls[copies]
     copies, call = (column[np.argsort(calls.start_ns[call], kind="stable")] for column in (copies, call))
     lane, is_gloo = trace.spans.lane[ranges.span], are_gloo_events(trace, ranges)
-    taken_up = is_gloo & ~np.isin(lane[is_gloo], phases.lane).any()  # by threads of gloo, which launch copies back
+    # Whether gloo's own threads ran the collectives. Their launching thread is then not known, and copies that gloo's
+    # threads launch do not count, as these copy results back to the GPU.
+    taken_up = is_gloo & ~np.isin(lane[is_gloo], phases.lane).any()
     start_ns, found = ranges.start_ns.copy(), np.zeros(len(ranges), np.bool_)
-    for thread in distinct(np.where(taken_up, UNKNOWN, lane)):
+    for thread in distinct(np.where(taken_up, UNKNOWN, lane)):  # UNKNOWN: all collectives on gloo's threads
         rows = np.flatnonzero(taken_up if thread == UNKNOWN else ~taken_up & (lane == thread))
         rows = rows[np.argsort(ranges.launch_or_start_ns[rows], kind="stable")]
         launched_ns = ranges.launch_or_start_ns[rows]
@@ -202,7 +233,7 @@ def begin_with_copies(trace: Trace, ranges: CollectiveRanges, phases: Phases) ->
         copy_ns, copy = calls.start_ns[call[by_thread]], copies[by_thread]
         following = np.searchsorted(copy_ns, launched_ns)  # the first copy after each launch
         following = np.where(following < len(copy), following, UNKNOWN)
-        # It counts before the thread's next collective, and before this one ends.
+        # The copy counts if it was launched before the thread's next collective, and before this one ends.
         before_ns = np.minimum(np.append(launched_ns[1:], ranges.end_ns.max(initial=0)), ranges.end_ns[rows])
         has_copy = (following != UNKNOWN) & (take_or_unknown(copy_ns, following, NO_TIME) < before_ns)
         rows, begin_ns = rows[has_copy], activities.start_ns[copy[following[has_copy]]]
@@ -212,16 +243,19 @@ def begin_with_copies(trace: Trace, ranges: CollectiveRanges, phases: Phases) ->
 
 
 def are_gloo_events(trace: Trace, ranges: CollectiveRanges) -> Mask:
-    """Which of these are gloo's own events as recorded by torch.profiler, not ranges of ours."""
+    """Return which of the ranges are gloo's own events, recorded by torch.profiler, and not ranges of ddp_prof."""
     names = [index for index, name in enumerate(trace.names) if name.startswith(GLOO)]
     return np.isin(ranges.name_id, names)
 
 
 def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:
-    """Give DDP's all-reduces of each backward pass their bucket and size, from the range of sizes before the pass.
+    """Return the ranges with the bucket number and size of DDP's all-reduces in each backward pass.
 
-    DDP launches its buckets in order, and threads of gloo take them up in that order. ``size_spans`` are the spans
-    whose names list the sizes of the buckets. A pass is left as it is if the ranges before it list different sizes.
+    The sizes come from the last range before the pass whose name lists the sizes of all buckets. DDP launches its
+    buckets in order, and threads of gloo start them in that order. A pass stays unchanged if the ranges before it list
+    different sizes, or if its number of all-reduces is not the listed number.
+
+    - ``size_spans``: Rows of the trace's spans whose names list the sizes.
     """
     bucket, size, named_by, group_size = (
         getattr(ranges, name).copy() for name in ("bucket", "bytes", "named_by", "group_size")
@@ -229,6 +263,7 @@ def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: Coll
     launch_ns = ranges.launch_or_start_ns
     reduces = np.flatnonzero(ranges.operation == OPERATIONS.index(ALL_REDUCE))
     reduces = reduces[np.lexsort((ranges.start_ns[reduces], launch_ns[reduces]))]
+    # reduces[first:end] are the all-reduces launched in each pass; `following` is the pass after each list of sizes.
     passes = phases.union_of(BACKWARD_PHASE)
     first, end = (np.searchsorted(launch_ns[reduces], at) for at in (passes.start_ns, passes.end_ns))
     following = np.searchsorted(passes.start_ns, trace.spans.start_ns[size_spans])
@@ -278,17 +313,20 @@ class Events(Table):
 def device_events(
     trace: Trace, process: int, steps: Steps, phases: Phases, launchers: frozenset[int], computing: frozenset[int]
 ) -> tuple[Events, str]:
-    """All events of a process's devices, and how backward was found: ``ranges``, ``inferred`` or ``none``.
+    """Return all events of a process's devices, and how backward was found: ``ranges``, ``inferred`` or ``none``.
 
-    If no range marks backward, it is what autograd's threads launched, except inside an optimizer's range on the same
-    thread, as in a gradient hook. On another thread that range may contain all of backward:
-    ``optimizer.step(closure)``. ``launchers`` are the threads that launch collectives, ``computing`` those that launch
-    compute.
+    If no range marks backward, the operations that autograd's threads launched are backward's, except inside an
+    optimizer's range on the same thread, which runs in a gradient hook. An optimizer's range on another thread may
+    contain all of backward, as in ``optimizer.step(closure)``, and is ignored.
+
+    - ``launchers``: The threads that launch collectives.
+    - ``computing``: The threads that launch compute.
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
     launch_ns = take_or_unknown(trace.calls.start_ns, call, NO_TIME)
     launcher = take_or_unknown(trace.calls.lane, call)
+    # The phase whose range was open at the launch, on any thread; if no range marks backward, by the launching thread.
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
         autograd = _autograd_threads(trace, process, steps, launchers, computing)
@@ -311,12 +349,14 @@ def device_events(
 
 
 def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operators: Operators | None = None) -> Events:
-    """Compute and communication of a CPU run.
+    """Return the compute and communication events of a CPU run.
 
-    Compute is the operators if they are passed, else the phases. Operators that autograd's engine runs belong to
-    backward even outside of its range. What runs in this range after the engine's last one does not: DDP waits there
-    for its collectives, and copies the gradients out of their buckets.
+    Compute is the time of torch's operators if they are passed, else the time in the phases other than ``synchronize``.
+    Operators that autograd's engine runs belong to backward even outside of a range of backward. Operators that run in
+    such a range after the engine's last operator do not belong to backward: DDP waits there for its collectives, and
+    copies the gradients out of their buckets.
     """
+    # `within` holds for each phase when the host computes in it; the key UNKNOWN is compute outside of all phases.
     within = {kind: phases.innermost_of(kind) for kind in range(len(PHASES))}
     if operators is None:
         del within[SYNCHRONIZE_PHASE]
@@ -332,7 +372,7 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
         begun, ended = (np.searchsorted(forwards, at) for at in (phases.start_ns, phases.end_ns))
         is_closure = (phases.kind == OPTIMIZER_PHASE) & (ended > begun)
         in_phases = union(phases.start_ns[~is_closure], phases.end_ns[~is_closure])
-        if OPTIMIZER_PHASE in within:
+        if OPTIMIZER_PHASE in within:  # the engine's operators in a closure are not the optimizer's
             within[OPTIMIZER_PHASE] -= engine - in_phases
         within = {kind: instants & computing for kind, instants in within.items()}
         followers = within[BACKWARD_PHASE] & _after_engine(select(phases, phases.kind == BACKWARD_PHASE), backward)
@@ -353,7 +393,10 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
 
 
 def _after_engine(passes: Phases, engine: Operators) -> Intervals:
-    """The rest of each range of backward after the last operator of autograd's engine in it, if it has one."""
+    """Return the time in ranges of backward after the last operator of autograd's engine that began in the range.
+
+    Ranges in which no such operator began contribute nothing.
+    """
     order = np.argsort(engine.start_ns, kind="stable")
     first, behind = (np.searchsorted(engine.start_ns[order], at) for at in (passes.start_ns, passes.end_ns))
     latest_ns = np.maximum.accumulate(engine.end_ns[order])
@@ -362,6 +405,7 @@ def _after_engine(passes: Phases, engine: Operators) -> Intervals:
 
 
 def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
+    """Return the ranges around collectives as events, with the step and phase in which each was launched."""
     return fill(
         Events,
         len(ranges),
@@ -375,7 +419,7 @@ def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -
 
 
 def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
-    """The latest time of each step, ``NO_TIME`` if it has none."""
+    """Return the latest time of each of ``steps`` steps, ``NO_TIME`` if a step has none."""
     last = np.full(steps + 1, NO_TIME, np.int64)  # events of no step (UNKNOWN is -1) go to the additional last element
     np.maximum.at(last, step, time_ns)
     return last[:-1]
@@ -384,10 +428,12 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
 def _autograd_threads(
     trace: Trace, process: int, steps: Steps, launchers: frozenset[int], computing: frozenset[int]
 ) -> list[int]:
-    """Autograd's threads by their names; if none has such a name, the launchers other than the main threads.
+    """Return the threads of autograd's engine in a process.
 
-    A thread that launches collectives but no compute belongs to a communication library, such as Horovod. If neither
-    steps nor names tell the main thread, threads that launch all compute are not autograd's: others launch forward.
+    These are the threads with autograd's name. If the trace does not name autograd's threads, they are the threads that
+    launch both collectives and compute, without the main threads. A thread that launches collectives but no compute
+    belongs to a communication library, such as Horovod. If neither steps nor names tell the main thread, and these
+    threads launch all compute, none of them is autograd's, because some other thread must launch forward.
     """
     named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith(AUTOGRAD)]
     if named or trace.names_autograd:

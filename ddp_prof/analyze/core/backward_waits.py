@@ -10,9 +10,11 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Ints, take_or_unknown
 
 
 def waits_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
-    """Indices of the host's calls that waited in a pass of backward, before its last collective, and their steps.
+    """Return the host's calls that waited in a pass of backward, before its last collective, and their steps.
 
-    Only calls of threads that train count.
+    The calls are indices into ``rank.host_calls.rows``. A call counts if it began after the first launch of the pass's
+    compute and before the launch of the pass's last collective, and if a thread made it that trains: the main thread,
+    or one that launches backward.
     """
     waits = rank.host_calls.waited if rank.device is not None and len(rank.events) else np.empty(0, np.int64)
     if not len(waits) or rank.clocks_disagree:

@@ -1,12 +1,13 @@
-"""Which collectives something waited for, and for how long: from recorded dependency edges alone.
+"""Which collectives something waited for, and for how long: from recorded dependencies (:mod:`.edges`) alone.
 
-An operation that needs a collective could otherwise begin at the latest of: the end of the operation before it on its
-stream, the start of its launch call, and the ends of everything else it waits for. From there to the end of the last
-collective that it waits for, its stream *stands still for communication*; a collective that ended earlier had *slack*::
+The *consumer* of a collective is the operation that needs its result. Without the collective, it could begin at the
+latest of: the end of the operation before it on its stream, the start of its launch call, and the ends of everything
+else it waits for. From then to the end of the last collective that it waits for, its stream *stands still for
+communication*. A collective that ended earlier had *slack*. C is a collective, c its consumer, k other kernels::
 
-    stream 20   ....CCCCCCCC...      the collective       ..CCC..........
-    stream 7    kkkkkk......ccc      its consumer         kkkkkkkkkkkkccc
-    stands still      ^^^^^^         slack                     ^^^^^^^
+    stream 20         ....CCCCCCCC...          stream 20   ..CCC..........
+    stream 7          kkkkkk......ccc          stream 7    kkkkkkkkkkkkccc
+    stands still            ^^^^^^             slack            ^^^^^^^
 
 On a stream that computes, the consumer of a collective is the next operation that is not a collective. A host that
 communicates, as on a CPU, stands still in ``synchronize``.
@@ -27,14 +28,15 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, empt
 from ddp_prof.trace import Category, Trace
 
 HELD_BY = ("collective", "operation before", "launch", "other wait")
-"""What a consumer waited for last."""
+"""What a consumer waited for last: a collective, the operation before it on its stream, its launch, or another wait."""
 
 
 @dataclass(frozen=True)
 class Consumers(Table):
-    """For each collective that something needs: the consumer with the least slack (both rows of activities).
+    """One row per collective that something needs, with the one of its consumers that leaves it the least slack.
 
     Attributes:
+        collective, consumer: Rows of activities; in :class:`RankBlocking`, ``collective`` is a row of a rank's events.
         slack_ns: How much later the collective could have ended without delaying the consumer. If the consumer's
             stream stood still for the collective, minus that time.
         held_by: What the consumer waited for last, an index into :data:`HELD_BY`.
@@ -48,7 +50,11 @@ class Consumers(Table):
 
 @dataclass(frozen=True)
 class Stretches(Table):
-    """When streams stood still for communication: disjoint, each belonging to the collective that ended last."""
+    """When streams stood still for communication: disjoint stretches of time, one per row.
+
+    ``collective`` is the collective that ended last among those waited for, ``consumer`` the operation that waited for
+    it. Both are rows of activities; in :class:`RankBlocking`, ``collective`` is a row of the rank's events.
+    """
 
     start_ns: Ints
     end_ns: Ints
@@ -58,9 +64,11 @@ class Stretches(Table):
 
 @dataclass(frozen=True)
 class Blocking:
-    """What the streams of one device waited for; ``unknown`` and ``unneeded`` are rows of collectives.
+    """What the streams of one device waited for; all rows are rows of activities.
 
-    Those in ``unknown`` have a consumer whose launch is not known, those in ``unneeded`` have no known consumer.
+    Attributes:
+        unknown: The collectives that have a consumer whose launch is not known.
+        unneeded: The collectives that have no known consumer.
     """
 
     stretches: Stretches
@@ -70,6 +78,7 @@ class Blocking:
 
 
 def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Blocking:
+    """Return what the streams of one device that compute waited for; ``is_mine`` is a mask of its activities."""
     activities, edges, stream = trace.activities, dependencies.edges, dependencies.stream
     end_ns, is_collective = activities.end_ns, activities.category == Category.COMMUNICATION
     computes = np.zeros(int(stream.max(initial=0)) + 1, np.bool_)
@@ -77,8 +86,8 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     rows = dependencies.in_order[is_mine[dependencies.in_order]]
     rows = rows[computes[stream[rows]]]
 
-    # The consumer of each operation's waits: the operation itself or, if it is a collective, the next one on its stream
-    # that is not. `nth` holds indices into `consumers`.
+    # What an operation waits for is counted for its consumer: the operation itself or, if it is a collective, the next
+    # operation on its stream that is none. `consumer_of` and `nth` hold indices into `consumers`.
     can_consume = ~is_collective[rows]
     consumers = rows[can_consume]
     at = np.cumsum(can_consume) - can_consume
@@ -87,6 +96,8 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     has_one[has_one] = stream[consumers[at[has_one]]] == stream[rows[has_one]]
     consumer_of[rows[has_one]] = at[has_one]
 
+    # Pairs of a consumer (`nth`) and an operation that it needs (`needed`): from edges, and from collectives on its own
+    # stream. `last_ns` is the end of the last collective of each consumer, `other_ns` that of its other operations.
     own = rows[has_one & ~can_consume]
     nth = np.concatenate([consumer_of[edges.consumer], consumer_of[own]])
     needed = np.concatenate([edges.producer, own])
@@ -98,6 +109,7 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     last_ns = np.full(len(consumers), NO_TIME)
     np.maximum.at(last_ns, nth, end_ns[needed])
 
+    # When each consumer could have begun but for its collectives. The order of `reasons_ns` is that of HELD_BY[1:].
     consumer = consumers[nth]
     before, call = consumers[nth - 1], trace.launching_calls[consumer]
     follows = (nth > 0) & (stream[before] == stream[consumer])
@@ -105,6 +117,7 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     last_ns, other_ns = last_ns[nth], other_ns[nth]
     reasons_ns = np.stack([np.where(follows, end_ns[before], NO_TIME), launch_ns, other_ns])
     could_ns = reasons_ns.max(axis=0)
+    # If the consumer stood still for a collective, `could_ns` is before the collective's end: the slack is negative.
     is_last = end_ns[needed] == last_ns
     slack_ns = np.where(is_last, could_ns, np.maximum(could_ns, last_ns)) - end_ns[needed]
     # What ended last held the consumer. If a collective ends together with another reason, the other reason counts.
@@ -124,7 +137,10 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
 
 
 def _disjoint(stretches: Stretches) -> Stretches:
-    """Cut stretches so that none overlap: an instant goes to the stretch that ends last, or of these begins first."""
+    """Return the stretches, cut so that none overlap, ordered by start.
+
+    An instant goes to the stretch that ends last; if several end together, to the one that begins first.
+    """
     # In descending order of ends, the stretches before a row cover all time from their earliest start to its end.
     found = select(stretches, np.lexsort((stretches.collective, stretches.start_ns, -stretches.end_ns)))
     covered_from = np.minimum.accumulate(found.start_ns)
@@ -147,16 +163,17 @@ NO_HOST_WAITS = (
 
 @dataclass(frozen=True)
 class DependencyCoverage:
-    """How completely dependencies are known.
+    """How completely the dependencies of a rank are known.
 
     Attributes:
-        source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``call_order`` (inferred, at least in part), ``host``
-            (a CPU) or ``none``.
-        waits: How many waits the rank's streams made; on a CPU, its host. ``resolved`` have a known producer, and the
-            times contradict ``violations`` of them.
+        source: What tells the dependencies: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``call_order`` (inferred,
+            at least in part), ``host`` (a CPU) or ``none``.
+        waits: How many times the rank's streams (on a CPU, its host) were made to wait.
+        resolved: How many of these waits have a known record, so that it is known what was waited for.
+        violations: How many of these waits the recorded times contradict.
         reason: Why blocking is not known for all steps; ``None`` if it is.
-        host_waits: How often the host of a device waited until a collective ended. No stream stands still meanwhile, so
-            the cost, of what the host launches later, is not part of blocking.
+        host_waits: How often the host of a device waited until a collective ended. No stream stands still meanwhile:
+            the host launches the next operations later, and this cost is not part of blocking.
     """
 
     source: str
@@ -169,12 +186,13 @@ class DependencyCoverage:
 
 @dataclass(frozen=True)
 class RankBlocking:
-    """What a rank waited for; collectives are rows of its events.
+    """How long a rank stood still for communication; collectives are rows of its events.
 
     Attributes:
-        total_ns: ``None`` if not all of it is known.
-        by_step_ns: For the collectives of each step; ``UNKNOWN`` if not known.
-        is_known: For each of the rank's events, whether its consumers are known.
+        total_ns: The sum of all stretches; ``None`` if not all of them are known.
+        by_step_ns: How long the rank stood still for the collectives of each step; ``UNKNOWN`` if not known.
+        is_known: For each of the rank's events, whether it is known what waited for it. It is ``True`` for events that
+            do not communicate, unless nothing is known in their step.
     """
 
     coverage: DependencyCoverage
@@ -186,45 +204,56 @@ class RankBlocking:
 
     @property
     def by_event_ns(self) -> Ints:
-        """How long something stood still for each of the rank's events, ``UNKNOWN`` if not known."""
+        """For each of the rank's events, how long a stream or the host stood still for it; ``UNKNOWN`` if not known."""
         lengths = self.stretches.end_ns - self.stretches.start_ns
         return np.where(self.is_known, sum_by_group(lengths, self.stretches.collective, len(self.is_known)), UNKNOWN)
 
     @property
     def known_stretches(self) -> Stretches:
+        """The stretches of the collectives of which all consumers are known."""
         return select(self.stretches, self.is_known[self.stretches.collective])
 
     def unknown_times(self, events: Events) -> Intervals:
-        """When collectives with unknown blocking ran, without the known stretches."""
+        """Return when collectives ran of which blocking is not known, without the known stretches of others."""
         known = self.known_stretches
         doubtful = (events.category == Category.COMMUNICATION) & ~self.is_known
         return union(events.start_ns[doubtful], events.end_ns[doubtful]) - union(known.start_ns, known.end_ns)
 
     @property
     def consumer_of_event(self) -> Ints:
-        """Row in :attr:`consumers` for each of the rank's events, ``UNKNOWN`` if it has no known consumer."""
+        """For each of the rank's events, its row in :attr:`consumers`; ``UNKNOWN`` if it has no known consumer."""
         return np.where(self.is_known, positions(self.consumers.collective, len(self.is_known)), UNKNOWN)
 
 
 def device_blocking(
     trace: Trace, dependencies: Dependencies, host_calls: HostCalls, is_mine: Mask, events: Events, steps: Steps
 ) -> RankBlocking:
-    """Blocking of a rank with a device, without collectives that are not among its events (warm-up steps)."""
+    """Return the blocking of a rank with a device.
+
+    - ``host_calls``: The calls in which its host could wait.
+    - ``is_mine``: Mask of the trace's activities that are the rank's, including those of warm-up steps.
+    - ``events``: The rank's events; collectives that are not among them, such as those of warm-up steps, are left out.
+    - ``steps``: The steps of ``events``.
+    """
     found = find_blocking(trace, dependencies, is_mine)
     row_of = positions(events.activity, len(trace.activities))
     collectives = np.flatnonzero(events.category == Category.COMMUNICATION)
 
+    # The waits of the rank's streams. In a process with several devices, a call may have another device number than the
+    # activities, so the streams on which the rank's activities run count as well.
     calls = trace.synchronizations
     process, device = (column[is_mine][:1] for column in (trace.activities.process, trace.activities.device))
     waits = dependencies.is_wait & (calls.process == process)
     if np.any((trace.activities.process == process) & ~is_mine):
         own_streams = np.unique(dependencies.stream[is_mine])
         waits &= (calls.device == device) | np.isin(dependencies.call_stream, own_streams)
+    # Waits of which it is not known what they waited for, if they may concern the measured steps.
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
     is_doubtful &= _can_matter(trace, dependencies, is_mine, row_of != UNKNOWN)
     is_doubtful &= (
         (steps.index_at(calls.start_ns) != UNKNOWN) | (dependencies.next_work != UNKNOWN) | (calls.stream < 0)
     )
+    # How often the host waited for a collective of `events`.
     awaited = host_calls.work[host_calls.latest[host_calls.waited]]
     host_waits = int(np.isin(row_of[awaited], collectives).sum())
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
@@ -239,12 +268,15 @@ def device_blocking(
     within = steps.index_at(wait_ns)
     following = np.searchsorted(steps.start_ns, wait_ns)
     launch_ns = take_or_unknown(trace.calls.start_ns, take_or_unknown(trace.launching_calls, dependencies.next_work))
+    # A wait between two steps, whose next work is launched before the step that follows, makes no step doubtful: its
+    # index becomes len(steps), which no event has.
     starts_ns = np.append(steps.start_ns, NO_TIME)[following]
     is_before = (dependencies.next_work[is_doubtful] != UNKNOWN) & (launch_ns[is_doubtful] < starts_ns)
     following[(within == UNKNOWN) & is_before] = len(steps)
     is_known[np.isin(events.step, np.concatenate([within, following]))] = False
     is_complete = is_known[collectives].all() and not is_doubtful.any()
-    # An operation without a place in the order of calls may be, or need, a collective of its step or the step before.
+    # An operation whose position in the order of calls is unknown may be, or need, a collective of its step or of the
+    # step before.
     unplaced = row_of[np.flatnonzero(is_mine & (dependencies.place == UNKNOWN))]
     step = events.step[unplaced[unplaced != UNKNOWN]]
     is_known[np.isin(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
@@ -274,11 +306,15 @@ def device_blocking(
 
 
 def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_counted: Mask) -> Mask:
-    """Mask of the synchronizations that may make a stream stand still for a collective that counts.
+    """Return a mask of the synchronizations: those that may make a stream stand still for a collective that counts.
 
-    A stream that neither computes nor communicates, such as one on which NCCL prepares its memory, may be made to wait.
-    This delays its next work, whose recorded time tells when that was. If it has none, streams that wait for it are
-    delayed. Nothing is known of a stream whose number is unknown.
+    A synchronization on a stream that computes or communicates may do so. One on another stream, such as a stream on
+    which NCCL prepares its memory, only delays that stream's next work, and the recorded times contain this delay. If
+    it has no next work, the streams that wait for it are delayed, so it may matter. If the next work is known, it
+    must be among the events that count. Of a stream whose number is unknown nothing is known, so it may matter.
+
+    - ``is_mine``: Mask of the activities of the rank.
+    - ``is_counted``: Mask of the activities that are among the rank's measured events.
     """
     activities, next_work = trace.activities, dependencies.next_work
     counts = is_mine & np.isin(activities.category, (Category.COMPUTE, Category.COMMUNICATION))
@@ -292,6 +328,12 @@ def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_coun
 def _reason(
     trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask, unplaced: int, *, tells_needs: bool
 ) -> str:
+    """Return the first reason that applies why blocking is not known for all collectives.
+
+    - ``waits``, ``is_doubtful``: Masks of the synchronizations: the waits of the rank's streams, and the doubtful ones.
+    - ``unplaced``: Number of operations in steps whose position in the order of calls is unknown.
+    - ``tells_needs``: Whether the trace shows at all what needs the collectives.
+    """
     if trace.sync_reason:
         return trace.sync_reason
     if not waits.any():
@@ -308,6 +350,7 @@ def _reason(
 
 
 def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
+    """Return a result in which nothing is known, for this reason; ``steps`` is the number of steps."""
     is_known = events.category != Category.COMMUNICATION
     coverage = DependencyCoverage("none", 0, 0, 0, reason)
     found = _make_rank_blocking(coverage, empty(Stretches), empty(Consumers), is_known, events, steps)
@@ -315,12 +358,23 @@ def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
 
 
 def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) -> RankBlocking:
-    """Blocking of a rank whose host communicates; each wait belongs to the collective that ends last in it."""
+    """Return the blocking of a rank whose host communicates.
+
+    The host stands still while it waits and a collective runs. Each such stretch belongs to the collective that ends
+    last among those that began before the stretch's end.
+
+    Args:
+        waiting: When the host waits.
+        waits: How many times it waits.
+        events: The rank's events.
+        steps: The number of its steps.
+    """
     rows = np.flatnonzero(events.category == Category.COMMUNICATION)
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     end_ns = events.end_ns[rows]
     still = union(events.start_ns[rows], end_ns) & waiting
-    # Among the collectives that began before a stretch's end, the one that ends last still runs at that end.
+    # In the order of starts, `latest` is the collective with the last end so far: a row is it if its end equals the
+    # running maximum, and else the last such row before it stays.
     is_latest = end_ns == np.maximum.accumulate(end_ns) if len(rows) else np.empty(0, np.bool_)
     latest = np.maximum.accumulate(np.where(is_latest, np.arange(len(rows)), 0))
     collective = rows[latest[np.searchsorted(events.start_ns[rows], still.end_ns) - 1]]
@@ -332,6 +386,7 @@ def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) ->
 def _make_rank_blocking(
     coverage: DependencyCoverage, stretches: Stretches, consumers: Consumers, is_known: Mask, events: Events, steps: int
 ) -> RankBlocking:
+    """Return the result with its sums: a step's sum is ``UNKNOWN`` if any of its events is not known."""
     length_ns = stretches.end_ns - stretches.start_ns
     step = events.step[stretches.collective]
     by_step_ns = sum_by_group(length_ns[step != UNKNOWN], step[step != UNKNOWN], steps)

@@ -2,15 +2,16 @@
 
 ::
 
-    stream 20   ......CCCCCCCCR             C: a collective, R: an event is recorded on its stream
-    stream 7    kkkkk..........Wccc         W: the stream must wait for the event, c: a copy
+    stream 20   ......CCCCCCCCR             C: a collective, R: cudaEventRecord on stream 20
+    stream 7    kkkkk..........Wccc         W: cudaStreamWaitEvent on stream 7, k: a kernel, c: a copy
 
-A wait makes an edge from its *producer*, the last operation launched on the event's stream before the record, to its
-*consumer*, the first operation launched on the waiting stream after the wait. A record also includes the waits of its
-stream since the stream's last operation: a stream without work passes waits on. Within a stream, operations run in the
-order of their launch; no edge is made for that. "Before" and "after" are by the numbers of the API calls (correlation
-ids), which a process gives in order. An edge is never guessed: a wait whose record is not in the trace is counted as
-unresolved, and an edge whose consumer began before its producer ended is counted and left out.
+A *wait* is a call that makes a stream wait for a CUDA event; its *record* is the call that recorded this event. A wait
+makes an *edge* from its *producer*, the last operation launched on the record's stream before the record, to its
+*consumer*, the first operation launched on the waiting stream after the wait. If the record's stream was itself made to
+wait since its last operation, the record includes these waits: a stream without work passes waits on. Within a stream,
+operations run in the order of their launch; no edge is made for that. "Before" and "after" refer to the order of the
+API calls: their correlation ids, which a process counts up. No edge is guessed: a wait whose record is not in the trace
+is counted as unresolved, and an edge whose consumer began before its producer ended is counted and left out.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ from ddp_prof.trace import Category, Kind, SyncKind, Trace, numbers_grow
 
 _LARGEST_NUMBER = 1 << 40
 _NATURAL_GAP_NS = 5_000
-"""An operation may begin so much later than it could."""
+"""Longest time from when an operation could begin to its start that needs no cause."""
 
 
 @dataclass(frozen=True)
 class Edges(Table):
-    """Edges between two streams: ``producer`` and ``consumer`` are activities, ``wait`` is a synchronization (rows)."""
+    """Edges between two streams: ``consumer`` could not begin before ``producer`` had ended.
+
+    Both are rows of the trace's activities. ``wait`` is the row of the call, in the trace's synchronizations, that made
+    the edge.
+    """
 
     producer: Ints
     consumer: Ints
@@ -49,16 +54,22 @@ class Edges(Table):
 
 @dataclass(frozen=True)
 class Dependencies:
-    """The edges of a trace and the order of its streams.
+    """The edges of a trace, and the order in which operations were launched on its streams.
+
+    A synchronization is a row of ``Trace.synchronizations``: a call that waits, records an event or copies.
 
     Attributes:
-        is_wait, is_resolved, is_violated: Masks of the synchronizations: the waits of streams; those whose record is
-            known; those that made an edge which the times contradict.
-        next_work: The activity launched next on each synchronization's stream or, if that gets no more work, on the
-            first stream that waits for it; ``UNKNOWN`` if there is none.
-        call_stream, stream: Number of each synchronization's, and each activity's, stream, unique over all processes.
-        call_place, place: Place of each synchronization, and of each activity's launch, in the order of calls.
-        in_order: The activities stream by stream in the order of their launch.
+        edges: The edges that the times do not contradict.
+        is_wait: For each synchronization, whether it makes a stream wait.
+        is_resolved: For each synchronization, whether it makes a stream wait and its record is known.
+        is_violated: For each synchronization, whether it made an edge which the times contradict.
+        next_work: For each synchronization, the activity launched next on its stream or, if that stream gets no more
+            work, on the first stream that waits for it; ``UNKNOWN`` if there is none.
+        call_stream: For each synchronization, the number of its stream; unique over all processes.
+        call_place: For each synchronization, its position in the order of calls; see :func:`_call_order`.
+        place: For each activity, the position of its launch in the order of calls.
+        in_order: The activities stream by stream, in the order of their launch; only those whose ``place`` is known.
+        stream: For each activity, the number of its stream, in the same numbering as ``call_stream``.
     """
 
     edges: Edges
@@ -74,13 +85,15 @@ class Dependencies:
 
 
 def find_dependencies(trace: Trace) -> Dependencies:
+    """Return the dependencies between the operations of all streams of a trace; see the module's description."""
     activities, calls = trace.activities, trace.synchronizations
     stream = _streams(trace)
     of_activity, of_call = stream[: len(activities)], stream[len(activities) :]
     place, call_place = _call_order(trace)
     placed = np.flatnonzero(place != UNKNOWN)
-    launches = Sequences(of_activity[placed], place[placed])
+    launches = Sequences(of_activity[placed], place[placed])  # finds the launch before or after a call on a stream
 
+    # A wait is resolved if its record, the stream of the record, and the positions of both calls are known.
     is_wait = calls.kind == SyncKind.STREAM_WAIT
     record = np.where(is_wait & (calls.stream != UNKNOWN), calls.awaits, UNKNOWN)
     is_resolved = (record != UNKNOWN) & (take_or_unknown(calls.stream, record) != UNKNOWN)
@@ -90,11 +103,16 @@ def find_dependencies(trace: Trace) -> Dependencies:
     waits = np.flatnonzero(is_resolved)
     waits = waits[np.argsort(call_place[waits], kind="stable")]
     record = record[waits]
+
+    # The next work of each call. A stream that gets no more work may be waited for by another stream, whose next work
+    # counts instead: `relay_of` is the first wait whose record is on the call's stream and comes after the call.
     next_work = take_or_unknown(placed, launches.first_after(of_call, call_place))
     consumer = next_work[waits]
     relay = Sequences(of_call[record], call_place[record])
     relay_of = take_or_unknown(waits, relay.first_after(of_call, call_place))
     next_work = np.where(next_work == UNKNOWN, take_or_unknown(next_work, relay_of), next_work)
+
+    # One edge for each wait and each operation that it waits for, if both ends are known and on different streams.
     recorded = _StreamCalls(of_call[record], call_place[record], launches)
     which, producer = _producers(
         _StreamCalls(of_call[waits], call_place[waits], launches), recorded, of_activity[placed]
@@ -104,6 +122,8 @@ def find_dependencies(trace: Trace) -> Dependencies:
     crosses = (edges.producer != UNKNOWN) & (edges.consumer != UNKNOWN)
     edges = select(edges, crosses)
     edges = select(edges, of_activity[edges.producer] != of_activity[edges.consumer])
+
+    # Leave out the edges that the recorded times contradict.
     contradicted = activities.end_ns[edges.producer] > activities.start_ns[edges.consumer]
     if trace.inferred is not None and trace.inferred[edges.wait].any():
         in_order = placed[launches.order]
@@ -133,11 +153,18 @@ def _may_pass_on(
     of_call: Ints,
     call_place: Ints,
 ) -> Mask:
-    """Mask of the waits whose record may belong to another stream than assumed.
+    """Return a mask of the synchronizations: the waits whose inferred record may be on another stream than assumed.
 
-    A record that the capture does not hold is assumed to be on the stream of its thread's last launch. But if
-    the thread has made a stream without work wait before, the record may be on that stream, which then passes its wait
-    on. This makes no difference if what it passes on runs on the waiting stream, or on the assumed one.
+    A record that the capture does not hold is assumed to be on the stream of its thread's last launch. But if the
+    thread has made a stream without work wait before, the record may be on that stream, which then passes its wait on.
+    This makes no difference if the operation that the stream passes on runs on the waiting stream or on the assumed
+    one.
+
+    - ``inferred``: ``trace.inferred``, not ``None``: whether a wait's record, or a record's stream, is inferred.
+    - ``is_resolved``, ``record``: For each synchronization: whether it is a wait with a known record, and its record's
+      row.
+    - ``of_activity``, ``of_call``: Number of the stream of each activity, and of each synchronization.
+    - ``call_place``: Position of each synchronization in the order of calls.
     """
     calls = trace.synchronizations
     found = np.zeros(len(calls), np.bool_)
@@ -145,6 +172,7 @@ def _may_pass_on(
     waits = np.flatnonzero(is_resolved)
     waits = waits[inferred[record[waits]]]
     records = record[waits]
+    # For each thread and each stream that its streams without work waited for: `since`, the first such wait's position.
     first, which = distinct_rows(calls.process[silent], calls.thread[silent], of_call[record[silent]])
     since = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(since, which, call_place[silent])
@@ -152,15 +180,18 @@ def _may_pass_on(
     for wait, place in zip(silent[first].tolist(), since.tolist(), strict=True):
         same_thread = (calls.thread[records] == calls.thread[wait]) & (calls.process[records] == calls.process[wait])
         is_later = same_thread & (call_place[records] > place)
+        # The silent stream waited for one stream; if that is silent too, it passes on all streams that it waited for.
         for passed_on in from_streams.get(int(of_call[record[wait]]), {int(of_call[record[wait]])}):
             found[waits[is_later & (of_call[waits] != passed_on) & (of_call[records] != passed_on)]] = True
     return found
 
 
 def _streams_passed_on(silent: Ints, on: Ints) -> dict[int, set[int]]:
-    """Return by stream without work: the streams with work for which it waited, also through others without work.
+    """Return, for each stream without work, the streams with work that it waited for, directly or through such streams.
 
-    ``silent`` are such streams, which waited for records ``on`` other streams.
+    Args:
+        silent: For each wait of a stream without work, the number of this stream.
+        on: For each such wait, the number of the stream that it waited for.
     """
     awaited: dict[int, set[int]] = {stream: set() for stream in distinct(silent)}
     for stream, other in zip(silent.tolist(), on.tolist(), strict=True):
@@ -179,21 +210,27 @@ def _streams_passed_on(silent: Ints, on: Ints) -> dict[int, set[int]]:
 def _misses_another(
     trace: Trace, inferred: Mask, edges: Edges, call_place: Ints, place: Ints, stream: Ints, in_order: Ints
 ) -> Mask:
-    """Mask of inferred edges whose consumer could have begun before a collective that it is not known to wait for.
+    """Return a mask of the edges: the inferred ones that may be wrong, as the consumer may wait for a later collective.
 
-    The collective was launched on another stream before the wait, and ended after all else that the consumer is known
-    to need, but before the consumer began: it may be what the consumer waited for. A difference of microseconds says
-    nothing::
+    Such a collective was launched on another stream before the wait. It ended before the consumer began, but after
+    everything that the consumer is known to need, by more than :data:`_NATURAL_GAP_NS`::
 
         stream 20   ..AAAABBBBB.       inferred: c waits for A
-        stream 7    kkk........ccc     it began after B: the wait may be for B
+        stream 7    kkk........ccc     but c began only after B had ended: the wait may be for B
+
+    - ``inferred``: ``trace.inferred``, not ``None``: whether a wait's record, or a record's stream, is inferred.
+    - ``call_place``, ``place``: Position of each synchronization, and of each activity's launch, in the order of calls.
+    - ``stream``: Number of each activity's stream.
+    - ``in_order``: The activities stream by stream, in the order of their launch.
     """
     activities = trace.activities
+    # `before`: the operation launched before each one on its stream.
     before = np.full(len(activities), UNKNOWN, np.int64)
     follows = stream[in_order[1:]] == stream[in_order[:-1]]
     before[in_order[1:][follows]] = in_order[:-1][follows]
     launch_ns = take_or_unknown(trace.calls.start_ns, trace.launching_calls, NO_TIME)
-    # No operation begins sooner after its launch than the soonest.
+    # When each operation could have begun: after the operation before it, its launch, and all its known producers. The
+    # shortest time from any launch to its operation is taken as the least for all.
     soonest_ns = max(0, int((activities.start_ns - launch_ns).min(initial=-NO_TIME, where=launch_ns != NO_TIME)))
     could_ns = np.maximum(take_or_unknown(activities.end_ns, before, NO_TIME), launch_ns + soonest_ns)
     np.maximum.at(could_ns, edges.consumer, activities.end_ns[edges.producer])
@@ -201,6 +238,7 @@ def _misses_another(
     collectives = np.flatnonzero(is_collective & (place != UNKNOWN))
     collectives = collectives[np.argsort(activities.end_ns[collectives], kind="stable")]
     ends = activities.end_ns[collectives]
+    # collectives[low:high] ended between when the consumer could have begun and when it did begin.
     rows = np.flatnonzero(inferred[edges.wait] & ~is_collective[edges.consumer])
     consumer = edges.consumer[rows]
     low = np.searchsorted(ends, could_ns[consumer] + _NATURAL_GAP_NS, side="right")
@@ -217,12 +255,14 @@ def _misses_another(
 
 
 def _streams(trace: Trace) -> Ints:
-    """A number for the stream of each activity, followed by those of the synchronizations.
+    """Return one array: a number for the stream of each activity, then for the stream of each synchronization.
 
-    Synchronizations may have another device number than activities (nsys 2026.2). Therefore the device is used only if
-    streams of two devices of one process have the same id.
+    Two streams with the same id in two processes have different numbers. Synchronizations may have another device
+    number than activities (nsys 2026.2). Therefore the device is used only if streams of two devices of one process
+    have the same id.
     """
     activities, calls = trace.activities, trace.synchronizations
+    # As many combinations with the device as without it: no id is used on two devices of a process.
     first, _ = distinct_rows(activities.process, activities.device, activities.lane)
     of_process = distinct_rows(activities.process[first], activities.lane[first])[0]
     process = np.concatenate([activities.process, calls.process])
@@ -233,10 +273,10 @@ def _streams(trace: Trace) -> Ints:
 
 
 def _call_order(trace: Trace) -> tuple[Ints, Ints]:
-    """The place of activities and of synchronizations in the order of their process's calls, or ``UNKNOWN``.
+    """Return the positions of the activities' launches, and of the synchronizations, in the order of a process's calls.
 
-    Places are the numbers of the calls, from 1 on. If a thread's numbers do not grow with time, they were used more
-    than once; places are then the start times of the calls.
+    A position is the correlation id of the call, from 1 on; ``UNKNOWN`` if it is not known. If a thread's ids do not
+    grow with time, they were used more than once; then a position is the call's start time in nanoseconds.
     """
     calls, activities, own = trace.calls, trace.activities, trace.synchronizations
     if numbers_grow(calls):
@@ -251,7 +291,13 @@ def _call_order(trace: Trace) -> tuple[Ints, Ints]:
 
 
 class _StreamCalls:
-    """Calls on streams, each with the last operation launched on its stream before."""
+    """Calls on streams, each with the last operation launched on its stream before the call.
+
+    Attributes:
+        stream: Number of each call's stream.
+        place: Position of each call in the order of calls.
+        work: Row in ``launches`` of the last operation before each call; ``UNKNOWN`` if there is none.
+    """
 
     def __init__(self, stream: Ints, place: Ints, launches: Sequences) -> None:
         self.stream = stream
@@ -260,28 +306,37 @@ class _StreamCalls:
 
 
 def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tuple[Ints, Ints]:
-    """Pairs of a wait and an operation that it waits for, ``UNKNOWN`` if the record's stream had no work.
+    """Return pairs of a wait and an operation that it waits for, as two arrays: rows of ``waits``, rows of operations.
 
-    Waits are in the order of their calls, each with its record.
+    Each wait makes a pair with the last operation on its record's stream, ``UNKNOWN`` if that stream had no work before
+    the record. It makes more pairs if the record's stream had been made to wait since that operation.
+
+    Args:
+        waits: The waits, in the order of their calls.
+        records: The record of each wait, row by row.
+        stream: Number of the stream of each operation.
     """
     own = np.arange(len(waits.stream)), records.work
+    # A record passes waits on if its stream was made to wait after the stream's last operation.
     last_wait = Sequences(waits.stream, waits.place).last_before(records.stream, records.place)
     passes = (last_wait != UNKNOWN) & (take_or_unknown(waits.work, last_wait) == records.work)
     if not passes.any():
         return own
-    # Within a stream, the operation launched last ends last: passing on one operation per stream is enough.
+    # Go through these records, and the waits of their streams, in the order of calls. Within a stream, the operation
+    # launched last ends last: passing on one operation per stream is enough.
     relays = np.isin(waits.stream, np.unique(records.stream[passes]))
     rows = np.concatenate([np.flatnonzero(passes), np.flatnonzero(relays)])
     is_record = np.arange(len(rows)) < passes.sum()
     order = np.argsort(np.where(is_record, records.place[rows], waits.place[rows]), kind="stable")
-    pending: dict[int, tuple[int, dict[int, int]]] = {}  # by stream: its last operation, and its waits since
-    passed: dict[int, dict[int, int]] = {}
+    # By stream: its last operation, and what it was made to wait for since (operations by their stream).
+    pending: dict[int, tuple[int, dict[int, int]]] = {}
+    passed: dict[int, dict[int, int]] = {}  # by row of `waits`: what its record passes on, likewise
     for row, records_it in zip(rows[order].tolist(), is_record[order].tolist(), strict=True):
         if records_it:
             passed[row] = dict(pending[int(records.stream[row])][1])
             continue
         on, work, producer = int(waits.stream[row]), int(waits.work[row]), int(records.work[row])
-        if on not in pending or pending[on][0] != work:
+        if on not in pending or pending[on][0] != work:  # the stream got new work: what it waited for before is done
             pending[on] = work, {}
         pending[on][1].update(passed.get(row, {}))
         if producer != UNKNOWN:
@@ -297,14 +352,17 @@ class HostCalls:
     Attributes:
         work: Rows of the device's activities, stream by stream in the order of their launch.
         rows: Rows of the calls in the trace's synchronizations, ordered by end.
-        awaited: Indices into ``work``: operations that calls wait for.
-        awaits: Index of the call that waits for each of ``awaited``.
-        latest: For each call, the awaited operation that ends last; ``UNKNOWN`` if there is none.
-        waited: Indices of the calls in which the host really waited: what they awaited was running when they began.
+        thread, place, start_ns, end_ns: Of each call: its thread, its position in the order of calls, and its times.
+        awaited: Operations that calls wait for, as indices into ``work``; a call may wait for several.
+        awaits: For each element of ``awaited``, the index (into ``rows``) of the call that waits for it.
+        latest: For each call, the awaited operation that ends last, as index into ``work``; ``UNKNOWN`` if there is
+            none.
+        waited: Indices of the calls in which the host really waited: an awaited operation ended after the call began.
         lag_ns: For each call, the time from its start or the end of its ``latest``, whichever is later, to its end.
     """
 
     def __init__(self, trace: Trace, dependencies: Dependencies, work: Ints) -> None:
+        """``work`` are rows of the activities of one rank, in the order of :attr:`Dependencies.in_order`."""
         calls, process = trace.synchronizations, trace.activities.process[work[:1]]
         stream = dependencies.stream[work]
         rows = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
@@ -313,6 +371,7 @@ class HostCalls:
         self.thread, self.place = calls.thread[rows], dependencies.call_place[rows]
         self.start_ns, self.end_ns = calls.start_ns[rows], calls.end_ns[rows]
 
+        # The last operation before the call on its stream or, of a wait for an event, before the event's record.
         kind, each = calls.kind[rows], np.arange(len(rows))
         launches = Sequences(stream, dependencies.place[work])
         by_event = kind == SyncKind.HOST_WAIT_EVENT
@@ -320,17 +379,20 @@ class HostCalls:
         marked = dependencies.call_stream, dependencies.call_place
         on_stream = launches.last_before(*(take_or_unknown(column, mark) for column in marked))
         copies = np.flatnonzero(trace.activities.kind[work] == Kind.COPY)
-        # Of several copies with the call's number, it waits for the one that it launched.
+        # A copying call waits for its own copy: if several copies have the call's correlation id, the last one launched
+        # not after the call (hence + 1). np.unique turns positions into ranks, which are small numbers.
         _, number = distinct_rows(np.concatenate([trace.activities.correlation[work[copies]], calls.correlation[rows]]))
         _, place = np.unique(np.concatenate([dependencies.place[work[copies]], self.place]), return_inverse=True)
         by_number = Sequences(number[: len(copies)], place[: len(copies)])
         copy = take_or_unknown(copies, by_number.last_before(number[len(copies) :], place[len(copies) :] + 1))
+        # A call that waits for the whole device waits for the last operation of each stream.
         is_device = kind == SyncKind.HOST_WAIT_DEVICE
         awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
         for one in distinct(stream):
             last = launches.last_before(np.full(len(rows), one), self.place)
             awaited.append(np.where(is_device, last, UNKNOWN))
         self.awaits, self.awaited = np.tile(each, len(awaited)), np.concatenate(awaited)
+        # An operation that ends after the call returned was not what it waited for.
         end_ns = trace.activities.end_ns[work]
         ends = take_or_unknown(end_ns, self.awaited, NO_TIME)
         known = (self.awaited != UNKNOWN) & (ends <= self.end_ns[self.awaits])
@@ -345,9 +407,17 @@ class HostCalls:
     def last_before(
         self, thread: Ints, main_thread: int, time_ns: Ints, place: Ints, among: Ints | slice = slice(None)
     ) -> Ints:
-        """The last call of the thread, or of the main one, that ended not after the time and before the place.
+        """Return, for each thread and time, the last call of this or of the main thread that had ended by then.
 
-        ``among`` selects the calls that count; ``UNKNOWN`` if there is none.
+        Args:
+            thread: One thread per element of the result.
+            main_thread: The thread whose calls count for every element.
+            time_ns: The call ended at this time or earlier.
+            place: The call comes before this position in the order of calls.
+            among: Selects the calls that count; by default all.
+
+        Returns:
+            Indices into ``rows``; ``UNKNOWN`` where there is no such call.
         """
         found = np.full(len(thread), UNKNOWN, np.int64)
         for one in set(distinct(thread)) - {UNKNOWN}:
@@ -356,6 +426,6 @@ class HostCalls:
             own = rows[np.isin(self.thread[rows], (one, main_thread))]
             at = np.searchsorted(self.end_ns[own], time_ns[is_own], side="right") - 1
             while np.any(is_later := (at >= 0) & (take_or_unknown(self.place[own], at) >= place[is_own])):
-                at -= is_later  # of the same instant
+                at -= is_later  # a call that ended at that very instant can come later: step back by one
             found[is_own] = take_or_unknown(own, np.maximum(at, UNKNOWN))
         return found

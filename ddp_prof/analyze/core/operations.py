@@ -1,12 +1,12 @@
-"""Which events are one operation of communication: it counts once, whatever it launched.
+"""Which events belong to one operation of communication, which counts once although it launched several events.
 
-    stream 30    nn....DDDDDDDD        a kernel tells peers the sizes, and the dispatch follows: one all-to-all
-    stream 20    ccc ccc ccc           copies of one range, or of one call: one all-gather
+    stream 30    nn....DDDDDDDD        n tells the peers the sizes, and the dispatch D follows: one all-to-all
+    stream 20    ccc ccc ccc           copies launched in one range, or by one call: one all-gather
 
 One event, the *head*, stands for the operation: the kernel that moves the data, or the copy that ends last. The
 operation lasts from the start of its first event to the end of its last; in between it may pause.
 
-If several operations of a step run at once, an instant belongs to the one that ends last.
+If several operations of a step run at once, an instant belongs to the operation that ends last.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from ddp_prof.trace import Category, Kind, Trace
 
 @dataclass(frozen=True)
 class OperationParts(Table):
-    """One row per event of a rank.
+    """To which operation of communication each event of a rank belongs; one row per event.
 
     Attributes:
         head: Row of the event that stands for its operation; ``UNKNOWN`` if the event does not communicate.
-        start_ns, end_ns, launch_ns: Of the whole operation; of the event itself if it does not communicate.
+        start_ns, end_ns, launch_ns: Start, end and first launch of the whole operation; those of the event itself if
+            it does not communicate.
     """
 
     head: Ints
@@ -52,11 +53,14 @@ class OperationParts(Table):
 
     @property
     def is_head(self) -> Mask:
+        """Whether each event stands for its operation."""
         heads: Mask = self.head == np.arange(len(self))
         return heads
 
 
 def find_operation_parts(trace: Trace, events: Events) -> OperationParts:
+    """Return to which operation of communication each event of a rank belongs."""
+    # At first each event that communicates is its own operation; the two calls change `head` where events are joined.
     head = np.where(events.category == Category.COMMUNICATION, np.arange(len(events)), UNKNOWN)
     kind = take_or_unknown(trace.activities.kind, events.activity)
     copies, kernels = (np.flatnonzero((head != UNKNOWN) & (kind == one)) for one in (Kind.COPY, Kind.KERNEL))
@@ -75,9 +79,13 @@ def find_operation_parts(trace: Trace, events: Events) -> OperationParts:
 
 
 def _join_copies(trace: Trace, events: Events, copies: Ints, head: Ints) -> None:
-    """Copies that one range or, without one, one call launched are one operation."""
+    """Join copies that were launched in one range or, if in no range, by one call: change their rows in ``head``.
+
+    ``copies`` are the rows of the copies that communicate.
+    """
     if not len(copies):
         return
+    # Copies with the same span or, without a span, the same call have the same number in `operation`.
     metadata, activity = trace.collective_metadata, events.activity[copies]
     span = take_or_unknown(metadata.span, positions(metadata.activity, len(trace.activities))[activity])
     call = np.where(span == UNKNOWN, trace.launching_calls[activity], UNKNOWN)
@@ -90,13 +98,18 @@ def _join_copies(trace: Trace, events: Events, copies: Ints, head: Ints) -> None
 
 
 def _join_preparations(trace: Trace, events: Events, kernels: Ints, head: Ints) -> None:
-    """A kernel that prepares a collective is a part of the all-to-all that follows it on its stream in its step."""
+    """Join each kernel that prepares an all-to-all with the kernel that performs it: change their rows in ``head``.
+
+    That is the next kernel of communication on its stream and in its step, other preparing kernels aside, if it is an
+    all-to-all. ``kernels`` are the rows of the kernels that communicate.
+    """
     operation = find_operations(trace, take_or_unknown(trace.activities.name_id, events.activity[kernels]))
     if not np.any(operation == OPERATIONS.index(NOTIFY)):
         return
     order = np.lexsort((events.start_ns[kernels], events.step[kernels], events.lane[kernels]))
     kernels, operation = kernels[order], operation[order]
     prepares = operation == OPERATIONS.index(NOTIFY)
+    # `following`: the next row that does not prepare, as the minimum of such rows from the end; len(kernels) if none.
     place = np.where(prepares, len(kernels), np.arange(len(kernels)))
     following = np.minimum.accumulate(place[::-1])[::-1]
     rows = np.flatnonzero(prepares & (following < len(kernels)))
@@ -109,7 +122,7 @@ def _join_preparations(trace: Trace, events: Events, kernels: Ints, head: Ints) 
 
 @dataclass(frozen=True)
 class Pauses(Table):
-    """When no event of an operation ran, nor any other of its step, although the operation lasts."""
+    """When an operation lasts, but neither an event of it nor any other communication of its step runs."""
 
     step: Ints
     start_ns: Ints
@@ -117,7 +130,8 @@ class Pauses(Table):
 
 
 def find_pauses(events: Events, parts: OperationParts) -> Pauses:
-    """The pauses of a rank's operations, ordered by step and start; most ranks have none."""
+    """Return the pauses of a rank's operations, ordered by step and start; most ranks have none."""
+    # Only operations of several events can pause: `joined` are their heads.
     joined = np.unique(parts.head[(parts.head != UNKNOWN) & ~parts.is_head])
     found: list[Pauses] = []
     for step in distinct(events.step[joined]):
@@ -145,7 +159,7 @@ class Operations(Protocol):
 
 
 class Part(NamedTuple):
-    """A part of the time of each operation."""
+    """One interval of time per operation, which may be empty."""
 
     start_ns: Ints
     end_ns: Ints
@@ -153,7 +167,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Pieces(Table):
-    """Pieces of the time of operations; ``row`` is that of the operation."""
+    """Intervals of time that belong to operations. Several may belong to one operation; ``row`` is its row."""
 
     row: Ints
     start_ns: Ints
@@ -161,10 +175,11 @@ class Pieces(Table):
 
 
 def assign_instants(operations: Operations) -> Part:
-    """Start and end of the instants that belong to each operation.
+    """Return the interval of the instants that belong to each operation.
 
-    They go from its start to its end, or to the start of a operation of the step that ends later. If two operations
-    of a step end together, the one launched last counts as the later one.
+    It goes from the operation's start to its end or, if an operation of the same step starts before that end and ends
+    later, to the start of that operation. If two operations of a step end together, the one launched last counts as
+    ending later.
     """
     if not len(operations):
         return Part(operations.start_ns, operations.end_ns)
@@ -173,6 +188,7 @@ def assign_instants(operations: Operations) -> Part:
     origin = int(operations.start_ns.min())
     shift = ((operations.step + 1) * (int(operations.end_ns.max()) - origin + 1) - origin)[order]
     start, end = operations.start_ns[order] + shift, operations.end_ns[order] + shift
+    # The rows are ordered by end: the earliest start among all later rows, as a running minimum from the last row.
     starts_of_later = np.minimum.accumulate(np.append(start[1:], np.iinfo(np.int64).max)[::-1])[::-1]
     owned_end = np.empty_like(end)
     owned_end[order] = np.maximum(start, np.minimum(end, starts_of_later)) - shift
@@ -180,12 +196,15 @@ def assign_instants(operations: Operations) -> Part:
 
 
 def cut_pauses(operations: Operations, pauses: Pauses, part: Part) -> Pieces:
-    """The pieces of a part of each operation in which it, or another of its step, communicates."""
+    """Return each operation's interval without the pauses of its step, in pieces; empty intervals have no piece.
+
+    ``part`` has one interval per operation, as :func:`assign_instants` returns them: those of a step do not overlap.
+    """
     rows = np.flatnonzero(part.end_ns > part.start_ns)
     pieces = Pieces(rows, part.start_ns[rows], part.end_ns[rows])
     if not len(pauses) or not len(rows):
         return pieces
-    # On an axis with all steps end to end, neither pieces nor pauses overlap.
+    # On an axis with all steps end to end, neither pieces nor pauses of different steps overlap.
     low, high = int(pieces.start_ns.min()), int(pieces.end_ns.max())
     pauses = select(pauses, (pauses.end_ns > low) & (pauses.start_ns < high))
     shift = (operations.step[rows] + 1) * (high - low) - low
@@ -194,5 +213,6 @@ def cut_pauses(operations: Operations, pauses: Pauses, part: Part) -> Pieces:
     pieces, shift = select(pieces, order), shift[order]
     on_axis = Intervals(pieces.start_ns + shift, pieces.end_ns + shift)
     cut = on_axis - union(np.maximum(pauses.start_ns, low) + of_pauses, np.minimum(pauses.end_ns, high) + of_pauses)
+    # Which of the pieces before the cut each new piece comes from: the last one that starts not after it.
     piece = np.searchsorted(on_axis.start_ns, cut.start_ns, side="right") - 1
     return Pieces(pieces.row[piece], cut.start_ns - shift[piece], cut.end_ns - shift[piece])

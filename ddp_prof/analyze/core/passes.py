@@ -1,19 +1,20 @@
 """The passes of backward in each step: a step that accumulates gradients, or trains two networks, has several.
 
-A pass is compute of backward that was launched without compute of another kind between. Each pass has an end on the
-device, and the communication that it launched, or that was launched after it for it, has this end::
+A pass is a sequence of compute of backward that was launched without compute of another kind in between. Each pass has
+an end on the device, the end of its last compute. Communication that the pass launched, or that was launched after
+it to reduce its gradients, belongs to the pass, and its tail is the part after this end::
 
-    main thread     f          g                 forward
-    autograd          a.N        b.M             backward, and a reduction in it
-    device          ff.aa......gg.bb......
+    main thread     f          g                 launches of forward, for two micro-batches
+    autograd          a.N        b.M             launches of backward (a, b) and of a reduction in each (N, M)
+    device          ff.aa......gg.bb......       compute
     reductions          NNNNNN      MMMMMM
     tail                  ####        ####       of two passes
 
-What parts two passes, if it is launched between them:
+Two passes are separated by any of these, if it is launched between them:
 
 - compute of forward;
-- compute outside of backward that the main thread launches, which waits while autograd runs. Compute of other threads,
-  such as a data loader's, and an optimizer that autograd's thread runs in a hook, part nothing;
+- compute outside of backward that the main thread launches, because this thread waits while autograd runs. Compute of
+  other threads, such as a data loader's, and an optimizer that autograd's thread runs in a hook, separate nothing;
 - on a CPU, where threads of operators are not known, compute outside of all phases, if the step has none in forward;
 - the start of another range of backward on the main thread.
 """
@@ -48,13 +49,17 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Passes(Table):
-    """One row per pass, ordered by step and launch; times of the host are those of the device if clocks disagree.
+    """One row per pass, ordered by step and launch.
+
+    If the clocks of host and device disagree, the start on the device stands for each launch.
 
     Attributes:
         step: Index into the rank's steps.
-        begins_ns: From then on, what the host launches is of this pass and no longer of the one before.
-        first_ns, last_ns: First and last launch of its compute; with a range of its own, the first is its start.
-        end_ns: End of its last compute.
+        begins_ns: From then on, what the host launches belongs to this pass and no longer to the one before.
+        first_ns: First launch of its compute. In the second pass of a step and later ones, the start of the range of
+            backward that contains this launch, if this range began after the last launch of the pass before.
+        last_ns: Last launch of its compute.
+        end_ns: End of its last compute on the device.
     """
 
     step: Ints
@@ -64,20 +69,28 @@ class Passes(Table):
     end_ns: Ints
 
     def count(self, steps: int) -> Ints:
-        """The number of passes of each step."""
+        """Return the number of passes of each step; ``steps`` is the number of steps."""
         return np.bincount(self.step, minlength=steps)
 
     @property
     def any_several(self) -> bool:
-        """Whether a step has several."""
+        """Whether any step has several passes."""
         return bool(np.any(self.step[1:] == self.step[:-1]))
 
     def of_launches(self, step: Ints, phase: Ints, launch_ns: Ints, is_point_to_point: Mask) -> Ints:
-        """The row of the pass that each launch of communication is of; ``UNKNOWN`` if its step has none.
+        """Return the row of the pass to which each launch of communication belongs; ``UNKNOWN`` if its step has none.
 
-        A launch between two passes is of the earlier one, as it reduces its gradients, until forward begins. Only a
-        send or receive is of the next one: a stage of a pipeline that waits for its next micro-batch is no tail.
+        A launch between two passes belongs to the earlier one until the next pass begins (``begins_ns``), as it reduces
+        the earlier pass's gradients. Only a send or receive outside of backward belongs to the next pass: a stage of a
+        pipeline that waits for its next micro-batch is no tail.
+
+        Args:
+            step: Step of each launch, ``UNKNOWN`` outside of all steps.
+            phase: Phase of each launch.
+            launch_ns: Time of each launch.
+            is_point_to_point: Whether it is a send or a receive.
         """
+        # first:behind are the rows of the step's passes. `launch_ns + 1` finds a pass that begins at the launch, too.
         first, behind = (np.searchsorted(self.step, step, side=side) for side in ("left", "right"))
         has_pass = (step != UNKNOWN) & (behind > first)
         row = np.maximum(first, Sequences(self.step, self.begins_ns).last_before(np.maximum(step, 0), launch_ns + 1))
@@ -88,26 +101,30 @@ class Passes(Table):
 
 
 def launch_or_start_ns(events: Events) -> Ints:
+    """Return the launch of each event, or its start if its launch is not known."""
     return np.where(events.launch_ns == NO_TIME, events.start_ns, events.launch_ns)
 
 
 def whole_passes(events: Events, steps: int) -> Passes:
-    """One pass for each step with compute of backward."""
+    """Return one pass for each step with compute of backward, whatever lies between.
+
+    ``steps`` is the number of steps.
+    """
     rows = np.flatnonzero(
         (events.category == Category.COMPUTE) & (events.phase == BACKWARD_PHASE) & (events.step != UNKNOWN)
     )
     at_ns, step = launch_or_start_ns(events)[rows], events.step[rows]
-    first_ns = -last_by_step(-at_ns, step, steps)
+    first_ns = -last_by_step(-at_ns, step, steps)  # the minimum
     last_ns, end_ns = (last_by_step(column, step, steps) for column in (at_ns, events.end_ns[rows]))
     found = np.flatnonzero(last_ns != NO_TIME)
     return Passes(found, first_ns[found], first_ns[found], last_ns[found], end_ns[found])
 
 
 def find_passes(events: Events, steps: int, ranges: Intervals, main_thread: int, *, on_host: bool) -> Passes:
-    """Find the passes of a rank.
+    """Return the passes of a rank.
 
     Args:
-        events: Of the rank.
+        events: The events of the rank.
         steps: Number of its steps.
         ranges: The ranges of backward that the main thread opened; none if clocks disagree.
         main_thread: The thread that runs the steps.
@@ -118,6 +135,8 @@ def find_passes(events: Events, steps: int, ranges: Intervals, main_thread: int,
         return whole
     first_ns, last_ns = np.full(steps, _NEVER), np.full(steps, NO_TIME)
     first_ns[whole.step], last_ns[whole.step] = whole.first_ns, whole.last_ns
+    # A step may have several passes if something that separates passes was launched between its first and last launch
+    # of backward, or if a range of backward began there. All other steps keep their one pass.
     parts = (events.category == Category.COMPUTE) & (events.step != UNKNOWN)
     parts &= _part_passes(events, main_thread, on_host=on_host)
     parts &= (at_ns >= first_ns[events.step]) & (at_ns <= last_ns[events.step])
@@ -134,7 +153,7 @@ def find_passes(events: Events, steps: int, ranges: Intervals, main_thread: int,
 
 
 def _part_passes(events: Events, main_thread: int, *, on_host: bool) -> Mask:
-    """Which compute parts two passes if it was launched between them."""
+    """Return which events separate two passes if they are compute and were launched between the two."""
     is_forward, is_unknown = events.phase == _FORWARD_PHASE, events.phase == UNKNOWN
     if on_host:
         with_forward = distinct(events.step[is_forward & (events.category == Category.COMPUTE)])
@@ -146,11 +165,13 @@ def _part_passes(events: Events, main_thread: int, *, on_host: bool) -> Mask:
 
 
 def _parted(events: Events, ranges: Intervals, main_thread: int, *, on_host: bool) -> Passes:
-    """The passes of steps with several; ``events`` are those of these steps."""
+    """Return the passes of steps that may have several; ``events`` are the events of these steps."""
     at_ns = launch_or_start_ns(events)
     computes = events.category == Category.COMPUTE
     is_backward = computes & (events.phase == BACKWARD_PHASE)
     parts = computes & _part_passes(events, main_thread, on_host=on_host)
+    # Compute of backward, and compute that separates passes, in the order of launches; `opened` is the number of ranges
+    # of backward that had begun at each launch.
     rows = np.flatnonzero(is_backward | parts)
     rows = rows[np.lexsort((is_backward[rows], at_ns[rows], events.step[rows]))]
     of_backward, step, at = is_backward[rows], events.step[rows], at_ns[rows]
@@ -160,7 +181,7 @@ def _parted(events: Events, ranges: Intervals, main_thread: int, *, on_host: boo
     begins = begins_run(of_backward, step, np.where(of_backward, opened, UNKNOWN)) & of_backward
     number = np.cumsum(begins)[of_backward] - 1
     passes = int(begins.sum())
-    first = at[begins]
+    first = at[begins]  # of each pass: its first launch, last launch, end and step, and the last launch before it
     last, end = np.full(passes, NO_TIME), np.full(passes, NO_TIME)
     np.maximum.at(last, number, at[of_backward])
     np.maximum.at(end, number, events.end_ns[rows[of_backward]])
@@ -169,11 +190,13 @@ def _parted(events: Events, ranges: Intervals, main_thread: int, *, on_host: boo
     range_ns = np.append(NO_TIME, ranges.start_ns)[opened[begins]]
     first = np.where((range_ns > before) & (before != NO_TIME), range_ns, first)
 
-    # What forward launches between two passes, or the main thread where the step has no forward, is of the later one.
+    # Communication that is launched after forward of the later pass began belongs to the later pass. In a step without
+    # forward, compute without a phase on the main thread counts as forward.
     is_forward = events.phase == _FORWARD_PHASE
     without_forward = ~np.isin(events.step, distinct(events.step[is_forward]))
     opens = np.flatnonzero(is_forward | (parts & (events.phase == UNKNOWN) & without_forward))
-    # Of the pass's own step: where clocks disagree, these are times of the device, where steps can run into each other.
+    # Only launches of the pass's own step count: if clocks disagree, these are times of the device, on which the steps
+    # can overlap.
     following = Sequences(events.step[opens], at_ns[opens]).first_after(own_step, before)
     next_ns = take_or_unknown(at_ns[opens], following, _NEVER)
     return Passes(own_step, np.where(before == NO_TIME, first, np.minimum(first, next_ns)), first, last, end)

@@ -89,20 +89,24 @@ class RankEvents(Brief):
 
     Attributes:
         device: CUDA ordinal within the process, ``None`` on a CPU.
-        events: Its events, without those of warm-up steps and of steps that were not recorded completely. If the
-            clocks of host and device disagree, no launch has a time.
+        rank: Number of the rank in the job; ``None`` if not known.
+        events: Its events, without those of warm-up steps and of incomplete steps (that were not recorded completely).
+            If the clocks of host and device disagree, no launch has a time.
         steps: The measured steps. If no steps were found, one step without a number: the whole capture.
-        recording: What was recorded of its process; it decides which steps count, and whether the clocks agree.
-        is_followed: For each step, whether the next row of ``steps`` is the step that followed it.
+        is_followed: For each step, whether the next row of ``steps`` is the step that followed it in the program.
         phases, collective_ranges: Ranges of the host, including those of warm-up steps.
+        has_steps: Whether steps were found.
+        warmup_steps: Number of steps that were left out because they are warm-up.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: What was left out or cut when steps and communication were found, a line each.
-        with_warmup: The same rank including the steps that are left out, if there are any.
+        recording: What was recorded of its process; it decides which steps count, and whether the clocks agree.
+        dependencies: Returns the dependencies between operations of the trace, which all ranks share.
+        with_warmup: The same rank including the steps that are left out; ``None`` if no step is left out.
         incomplete_steps: Number of steps that were left out because they were not recorded completely.
-        beside: The events of these steps.
-        follows_lost: Which of its steps directly follow one of these.
-        own_keys: The keys of its steps, if they are not those of ``steps`` because steps between them were left out.
-        raised: How much is added to its step keys, because another rank's recording began earlier.
+        own_keys: The keys of its steps, if they are not ``steps.keys`` because incomplete steps were left out.
+        beside: The events of the incomplete steps; ``None`` if there are none.
+        follows_lost: For each step, whether an incomplete step directly precedes it; ``None`` if there are none.
+        raised: A number that is added to its step keys, because another rank's recording began earlier.
     """
 
     trace: Trace
@@ -130,26 +134,33 @@ class RankEvents(Brief):
 
     @property
     def including_warmup(self) -> RankEvents:
+        """The same rank including the steps that are left out; itself if no step is left out."""
         return self.with_warmup or self
 
     def rekey_steps(self, keys: Ints) -> RankEvents:
-        """The rank with these keys for its measured steps; see :func:`.align_unnumbered_steps`.
+        """Return the rank with these keys for its measured steps, one per step; see :func:`.align_unnumbered_steps`.
 
-        Steps without numbers, which are never warm-up, get their keys as numbers.
+        If its steps have no numbers, the keys become their numbers. Else all keys must differ from the present ones by
+        the same amount.
         """
         if not self.has_steps or np.array_equal(self.step_keys, keys):
             return self
         if np.all(self.steps.number == UNKNOWN) and self.own_keys is None:
             return replace(self, steps=replace(self.steps, number=keys))
-        # Numbers repeat, so keys are positions.
+        # The numbers of the steps repeat, so keys are positions: the numbers stay, and all keys are raised by one
+        # amount.
         raised, whole = self.raised + int(keys[0] - self.step_keys[0]), self.with_warmup
         return replace(self, raised=raised, with_warmup=whole and replace(whole, raised=raised))
 
     def select_category(self, category: Category) -> Events:
+        """Return the events of this category."""
         return select(self.events, self.events.category == category)
 
     def union_of(self, category: Category) -> Intervals:
-        """When the rank did it. Compute and copies of steps that are left out count: they ran beside the others."""
+        """Return when the rank did work of this category.
+
+        Compute and copies of incomplete steps count, too, because they ran beside the communication of other steps.
+        """
         if category not in self._unions:
             events = select(self.events, self.events.category == category)
             if self.beside is not None and category != Category.COMMUNICATION:
@@ -159,10 +170,14 @@ class RankEvents(Brief):
 
     @cached_property
     def breakdown(self) -> StepBreakdown:
+        """What filled the window of each step."""
         return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
 
     def time_by_part(self, window: Intervals) -> dict[str, Intervals]:
-        """Divide a window by what the rank did in it, whichever step launched it; each instant is in one part."""
+        """Return a window divided by what the rank did in it: by the name of the part, when it was.
+
+        It does not matter which step launched the work. Each instant of the window is in exactly one part.
+        """
         compute, communication, memory = (
             self.union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
         )
@@ -179,7 +194,7 @@ class RankEvents(Brief):
     def lead(self) -> Lead:
         """How far the host is ahead of the device in the steps.
 
-        Work without a recorded launch counts for the step that began last before it.
+        An operation whose launch was not recorded counts for the step that began last before it.
         """
         events, steps = self.events, self.steps
         step = events.step.copy()
@@ -188,6 +203,7 @@ class RankEvents(Brief):
         step[alone] = np.searchsorted(steps.start_ns, events.start_ns[alone], side="right") - 1
         rows = np.flatnonzero((step != UNKNOWN) & (events.activity != UNKNOWN))
         start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
+        # The fields of Lead, by step: work_ns, outside_ns, held_ns; by gap between two steps: between_ns.
         work_ns = sum_by_group(end - start, step, len(steps))
         within_ns = np.maximum(0, np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step]))
         outside_ns = work_ns - sum_by_group(within_ns, step, len(steps))
@@ -203,13 +219,14 @@ class RankEvents(Brief):
 
     @cached_property
     def runs_ahead(self) -> bool:
-        """Whether the host runs ahead of the device, so that the device's clock measures steps."""
-        if self.clocks_disagree:  # then only periods of one clock are lengths
+        """Whether the host runs ahead of the device, so that the device's clock measures the lengths of steps."""
+        if self.clocks_disagree:  # only the time between two steps on the device can be measured
             return self.has_steps
         return self.has_steps and self.lead.is_ahead
 
     @cached_property
     def step_times(self) -> StepTimes:
+        """How long each step took, and what ran meanwhile; no rows in a capture without steps."""
         if not self.has_steps:
             return empty(StepTimes)
         device_follows = self.is_followed if self.runs_ahead else None
@@ -217,7 +234,8 @@ class RankEvents(Brief):
         times = measure_step_times(self.events, self.steps, phases, self.union_of, device_follows)
         if self.follows_lost is None or device_follows is not None or not self.lead.outside_ns:
             return times
-        # Work of a step reaches into the range of the next one, here also that of steps that were lost.
+        # Work of a step may reach into the host's range of the next step. That of an incomplete step was not recorded,
+        # so what ran in the range of the step after it is not known.
         lost = self.follows_lost
         parts = {name: np.where(lost, 0, getattr(times, name)) for name in StepTimes.__dataclass_fields__}
         parts |= {
@@ -233,6 +251,7 @@ class RankEvents(Brief):
             return unknown_blocking(self.events, len(self.steps), CLOCKS)
         if self._lacks_copies:
             return unknown_blocking(self.events, len(self.steps), NO_COPIES)
+        # If the device communicates, recorded dependencies tell what waits; if the host does, its own waits.
         communicates = self.events.category == Category.COMMUNICATION
         if self.device is not None and not np.any(communicates & (self.events.activity == UNKNOWN)):
             return device_blocking(
@@ -248,13 +267,14 @@ class RankEvents(Brief):
 
     @property
     def may_block(self) -> Intervals | None:
-        """Communication that may block, as launches tell: work waited on an idle stream, or the host waited.
+        """When communication may block something, as far as launches tell; no known dependencies are needed.
 
+        That is communication while an operation had been launched, and its stream was idle, or while the host waited.
         ``None`` if launches, copies or waits of the host are not recorded::
 
             collective    ..CCCCCCCC..
             kernels       kkk.......kk
-            launches      ^.....^
+            launches      ^.....^         of the kernels
             may block     ......####..
         """
         trace, events = self.trace, self.including_warmup.events
@@ -266,9 +286,11 @@ class RankEvents(Brief):
             return None
         if NO_TIME in events.launch_ns[rows]:
             return None
+        # `could_ns`: when each operation could have started: after its launch and the operation before it on its
+        # stream.
         rows = rows[np.lexsort((events.start_ns[rows], events.lane[rows]))]
         lane, could_ns = events.lane[rows], events.launch_ns[rows]
-        # Kernels of a CUDA graph have one launch, and need not run in an order.
+        # Kernels of a CUDA graph have the same launch, and need not run one after the other.
         follows = (lane[1:] == lane[:-1]) & (could_ns[1:] > could_ns[:-1])
         np.maximum(could_ns[1:], events.end_ns[rows[:-1]], out=could_ns[1:], where=follows)
         start_ns, communication = events.start_ns[rows], self.union_of(Category.COMMUNICATION)
@@ -278,16 +300,17 @@ class RankEvents(Brief):
 
     @property
     def _lacks_copies(self) -> bool:
-        """Whether the process called for copies, and none was recorded."""
+        """Whether the process made calls that launch copies, and no copy was recorded."""
         calls, activities = self.trace.synchronizations, self.trace.activities
         is_called = np.any((calls.kind == SyncKind.COPY) & (calls.process == self.process))
         return bool(is_called and not np.any((activities.kind == Kind.COPY) & (activities.process == self.process)))
 
     def _find_host_waits(self) -> Intervals:
-        """When the host waits for communication: in ``synchronize``.
+        """Return when the host waits for communication: in ``synchronize``.
 
-        With gloo's own events it also waits, while no operator computes, for collectives launched outside of backward
-        and for those whose result backward needs at once. If gradients have ranges of ours, all others are needed so.
+        With gloo's own events, it also waits while no operator computes and a collective runs that it needs at once.
+        These are collectives launched outside of backward, and operations that do not reduce gradients. If ddp_prof's
+        ranges mark some collectives, these carry the gradients, so the host needs all other collectives at once.
         """
         waiting, ranges = self.phases.union_of(SYNCHRONIZE_PHASE), self.collective_ranges
         is_gloo = are_gloo_events(self.trace, ranges)
@@ -303,7 +326,7 @@ class RankEvents(Brief):
 
     @property
     def clocks_disagree(self) -> bool:
-        """Whether no time between a call of the host and an activity of its device means anything."""
+        """Whether the clocks of host and device disagree: no time from a call to an activity means anything then."""
         return self.device is not None and self.recording.clocks_disagree
 
     @property
@@ -322,7 +345,7 @@ class RankEvents(Brief):
 
     @property
     def is_lost(self) -> bool:
-        """Whether its process launched work, and no activity of it was recorded."""
+        """Whether its process launched work on a device, and no activity of this work was recorded."""
         recording = self.recording
         return self.device is None and recording.lost > 0 and recording.lost == recording.launches
 
@@ -337,6 +360,7 @@ class RankEvents(Brief):
 
     @property
     def _has_operators(self) -> bool:
+        """Whether torch's operators were recorded completely, as far as their number tells."""
         return len(self.trace.operators) >= len(self.collective_ranges)
 
     @property
@@ -354,31 +378,36 @@ class RankEvents(Brief):
 
     @cached_property
     def host_calls(self) -> HostCalls:
+        """The calls in which its host could wait for its device."""
         work = self.dependencies().in_order
         is_mine = self.is_mine[work]
         return HostCalls(self.trace, self.dependencies(), work if is_mine.all() else work[is_mine])
 
     @cached_property
     def is_backward(self) -> Mask:
+        """Mask of the events that are compute of backward."""
         rows: Mask = (self.events.phase == BACKWARD_PHASE) & (self.events.category == Category.COMPUTE)
         return rows
 
     @cached_property
     def is_kernel(self) -> Mask:
+        """Mask of the events that are kernels."""
         rows: Mask = take_or_unknown(self.trace.activities.kind, self.events.activity) == Kind.KERNEL
         return rows
 
     @cached_property
     def operation_parts(self) -> OperationParts:
+        """To which operation of communication each event belongs."""
         return find_operation_parts(self.trace, self.events)
 
     @property
     def is_collective(self) -> Mask:
-        """Mask of the events that are counted as collectives: one of each operation."""
+        """Mask of the events that are counted as collectives: one event of each operation of communication."""
         return self.operation_parts.is_head
 
     @cached_property
     def gradient_threads(self) -> frozenset[int]:
+        """The threads that launch compute of backward."""
         return frozenset(distinct(self.events.launcher[self.is_backward]))
 
     @property
@@ -398,7 +427,7 @@ class RankEvents(Brief):
 
     @cached_property
     def passes(self) -> Passes:
-        """Passes of backward. In a capture without steps, which may contain many, there is one for all."""
+        """The passes of backward. In a capture without steps, which may contain many passes, one row stands for all."""
         if not self.has_steps:
             return whole_passes(self.events, len(self.steps))
         phases, main = (empty(Phases) if self.clocks_disagree else self.phases), self.main_thread
@@ -413,7 +442,10 @@ class RankEvents(Brief):
 
     @cached_property
     def operations(self) -> Events:
-        """The operations of communication in the order of :attr:`operation_rows`, with the times of all parts."""
+        """The operations of communication in the order of :attr:`operation_rows`.
+
+        The times are those of the whole operation, from its first to its last event.
+        """
         rows = self.operation_rows
         parts = select(self.operation_parts, rows)
         return replace(
@@ -445,9 +477,10 @@ class RankEvents(Brief):
 
     @cached_property
     def inferred_backward(self) -> Phases:
-        """The times, from first to last launch, in which autograd launched backward; empty if ranges mark backward.
+        """The times in which autograd launched backward, each from its first to its last launch.
 
-        A launch of another phase ends such a time, so a step may have several. A capture without steps has none.
+        A launch of another phase ends such a time, so a step may have several. There are none if ranges mark backward,
+        and in a capture without steps.
         """
         events = self.events
         known = (events.launch_ns != NO_TIME) & (events.phase != UNKNOWN) & (events.step != UNKNOWN)
@@ -473,17 +506,17 @@ class RankEvents(Brief):
 
     @cached_property
     def step_keys(self) -> Ints:
-        """A unique number for each step; ``UNKNOWN`` in a capture without steps."""
+        """A unique number for each step, see ``Steps.keys``; ``UNKNOWN`` in a capture without steps."""
         keys = self.own_keys if self.own_keys is not None else self.steps.keys if self.has_steps else self.steps.number
         return np.where(keys == UNKNOWN, UNKNOWN, keys + self.raised)
 
     def step_at(self, time_ns: Ints) -> Ints:
-        """Key of the measured step whose host range contains each instant, ``UNKNOWN`` outside of all steps."""
+        """Return the key of the measured step whose host range contains each time, ``UNKNOWN`` outside of all steps."""
         return take_or_unknown(self.step_keys, self.steps.index_at(time_ns))
 
 
 def _find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
-    """Return process, device, category and launching thread (or ``UNKNOWN``) of all activities."""
+    """Return the combinations of process, device, category and launching thread (or ``UNKNOWN``) of all activities."""
     activities, thread = trace.activities, take_or_unknown(trace.calls.lane, trace.launching_calls)
     columns = (activities.process, activities.device, activities.category, thread)
     first, _ = distinct_rows(*columns)
@@ -493,13 +526,19 @@ def _find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
 def find_rank_events(
     trace: Trace, step_range: str | None = None, backward_range: str | None = None
 ) -> tuple[RankEvents, ...]:
-    """Return the ranks of a trace, ordered by rank, process and device.
+    """Return the ranks of a trace, ordered by rank, process and device, without warm-up and incomplete steps.
 
-    ``step_range`` and ``backward_range`` are the user's regular expressions, ``None`` for the usual names; a TraceError
-    says that one of them matches no range.
+    Args:
+        trace: The trace.
+        step_range: The user's regular expression for the names of steps; ``None`` for the usual names.
+        backward_range: The same for the names of backward.
+
+    Raises:
+        TraceError: One of the two expressions matches no range.
     """
     launches = _find_launches(trace)
     on_devices = {process for process, *_ in launches}
+    # The devices that compute or communicate; a process may use others only for copies.
     working = {(process, device) for process, device, category, _ in launches if category != Category.MEMORY}
     found: list[RankEvents] = []
     dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
@@ -507,7 +546,7 @@ def find_rank_events(
         builder = _Builder(trace, process, step_range, backward_range, launches, dependencies)
         if process in on_devices:
             ranks = builder.device_ranks()
-            # What only copies is no rank beside devices that work, for example the process of a data loader.
+            # A device that only copies is no rank if other devices compute, for example that of a data loader.
             at_work = [rank for rank in ranks if (process, rank.device) in working]
             found += at_work if at_work or (working and process not in trace.ranks) else ranks
         elif process in trace.ranks or not (on_devices or trace.ranks):
@@ -524,7 +563,10 @@ def find_rank_events(
 
 
 class _Builder:
-    """Makes the ranks of one process."""
+    """Makes the ranks of one process.
+
+    ``launches`` is what :func:`_find_launches` returns; the other arguments are those of :func:`find_rank_events`.
+    """
 
     def __init__(
         self,
@@ -535,6 +577,7 @@ class _Builder:
         launches: frozenset[tuple[int, ...]],
         dependencies: Callable[[], Dependencies],
     ) -> None:
+        """Find the steps, phases and ranges of the process, and what was recorded of it."""
         self.trace, self.process = trace, process
         self.launches = [launch for owner, *launch in launches if owner == process]
         self.steps, self.step_notes = find_steps(trace, process, step_range)
@@ -544,14 +587,16 @@ class _Builder:
         self._leave_out_unfinished_step()
         self.recording = find_recording(trace, process, self.steps)
         self.is_gloo = are_gloo_events(trace, self.ranges)
-        if len(self.steps) and not self.is_gloo.all():  # beside ranges of ours, a barrier in warm-up does not count
+        if len(self.steps) and not self.is_gloo.all():
+            # Beside ranges of ddp_prof, gloo's own events count only in steps, and only if one lies in a measured step:
+            # a barrier in warm-up does not count.
             step = self.steps.index_at(self.ranges.launch_or_start_ns)
             is_measured = np.append(~self.steps.warmup, False)[step]  # the additional last element is for UNKNOWN
             counts = ~self.is_gloo | ((step != UNKNOWN) & np.any(self.is_gloo & is_measured))
             self.ranges, self.is_gloo = select(self.ranges, counts), self.is_gloo[counts]
 
     def _leave_out_unfinished_step(self) -> None:
-        """Leave out the last step if it has no phase and all other steps have one: the program ended in it.
+        """Drop the last step, with a note, if it has no phase and all other steps have one: the program ended in it.
 
         This happens in loops in which a step begins as soon as the one before ends, as with torch.profiler. The range
         of an optimizer often reaches into the next step, since the hook that counts steps runs within it. Therefore a
@@ -571,6 +616,8 @@ class _Builder:
             self.steps = select(self.steps, np.arange(len(self.steps) - 1))
 
     def device_ranks(self) -> list[RankEvents]:
+        """Return one rank for each device of the process, with its warm-up and incomplete steps."""
+        # The threads that launch communication, and those that launch compute.
         communicating, computing = (
             frozenset(thread for _, category, thread in self.launches if category == one and thread != UNKNOWN)
             for one in (Category.COMMUNICATION, Category.COMPUTE)
@@ -593,7 +640,10 @@ class _Builder:
         return result
 
     def host_rank(self) -> RankEvents:
-        """The rank of a CPU run. Without our ranges, which separate waiting from computing, operators are used."""
+        """Return the rank of a CPU run, with its warm-up steps.
+
+        If no ranges of ddp_prof separate waiting from computing, compute is the time of torch's operators.
+        """
         operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
         is_ours = bool(self._declared("backend") or parse_ranges(self.trace.names, *COLLECTIVES))
         # If there are fewer operators than collectives, operators were not recorded completely.
@@ -616,7 +666,10 @@ class _Builder:
         return self._rank(None, events, backward)
 
     def _describe_copies(self, without_copy: int) -> str:
-        """Say when communication of tensors on a GPU begins."""
+        """Return a note on when gloo's communication of tensors on a GPU begins.
+
+        ``without_copy`` is the number of collectives that do not begin with a copy.
+        """
         communication = self._describe_gloo() or "the ranges of collectives"
         if not without_copy:
             return f"communication is {communication}; each collective begins with its copy from the GPU to the host"
@@ -626,7 +679,7 @@ class _Builder:
         )
 
     def _describe_gloo(self) -> str:
-        """Words for gloo's own events as the source of communication; empty if it is our ranges."""
+        """Return words for gloo's own events as the source of communication; empty if there are none."""
         if not self.is_gloo.any():
             return ""
         is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span[self.is_gloo]], self.phases.lane).any()
@@ -635,7 +688,7 @@ class _Builder:
         return f"{ours}the 'gloo:' events, each from when it {begin}"
 
     def _declared(self, field: str) -> set[str]:
-        """The values of a field in the names of the ranges by which ddp_prof describes this process.
+        """Return the values of a field in the names of the ranges by which ddp_prof describes this process.
 
         A range without the field has an empty text.
         """
@@ -644,6 +697,7 @@ class _Builder:
         return {range_.text(field) or "" for range_ in parse_ranges(names, PROCESS).values()}
 
     def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
+        """Return a rank of the process with these events; without steps, one step contains all of them."""
         steps, has_steps = self.steps, bool(len(self.steps))
         if not has_steps and len(events):
             start_ns, end_ns = events.start_ns.min(keepdims=True), events.end_ns.max(keepdims=True)
@@ -669,7 +723,10 @@ class _Builder:
 
 
 def _without_uncounted(rank: RankEvents) -> RankEvents:
-    """The rank without warm-up steps and steps that were not recorded completely, and without their events."""
+    """Return the rank without warm-up steps and incomplete steps, and without their events.
+
+    Complete steps that may have run beside the lost work of an incomplete step are left out with it.
+    """
     is_incomplete = np.zeros(len(rank.steps), np.bool_)
     if rank.has_steps and rank.device is not None:
         is_incomplete = rank.recording.is_incomplete
@@ -678,6 +735,7 @@ def _without_uncounted(rank: RankEvents) -> RankEvents:
     measured: Mask = ~(rank.steps.warmup | is_incomplete)
     if measured.all():
         return rank
+    # Index UNKNOWN (-1), an event outside of all steps, selects the appended last element: such events stay.
     renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
     events = select(rank.events, np.append(measured, True)[rank.events.step])
     return replace(
@@ -695,18 +753,19 @@ def _without_uncounted(rank: RankEvents) -> RankEvents:
 
 
 def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
-    """Beside which whole steps work may have run of a step whose work was lost, in part or whole.
+    """Return a mask of the complete steps beside which work of an incomplete step may have run, which was lost.
 
-    That is not known of a step that was still at work on the device when a lost step began, nor, if steps of this rank
-    overlap on the device, of one that follows a lost step::
+    These are steps whose work on the device had not ended when an incomplete step began on the host. If steps of this
+    rank overlap on the device, they are also steps that follow an incomplete step::
 
         step 4 on the host    |------|
         step 4 on the device     ########
         step 5 on the host           |------|   its work was lost
-        doubtful                     ####
+        doubtful                     ####       so step 4 is left out, too
 
-    If the clocks of host and device disagree, both neighbours of a lost step are doubtful where steps overlap.
+    If the clocks of host and device disagree, both neighbours of an incomplete step are doubtful if steps overlap.
     """
+    # When the next incomplete step after each step begins: the minimum of such starts, from the last step on.
     never = np.iinfo(np.int64).max
     begins_ns = np.where(is_incomplete, rank.steps.start_ns, never)
     next_lost_ns = np.append(np.minimum.accumulate(begins_ns[::-1])[::-1][1:], never)
@@ -714,6 +773,7 @@ def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
     rows = rank.events.step != UNKNOWN
     begun_ns = np.full(len(rank.steps), never)
     np.minimum.at(begun_ns, rank.events.step[rows], rank.events.start_ns[rows])
+    # Whether two complete steps that follow each other overlap on the device.
     pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != never)
     overlap = np.any(pairs & (ended_ns[:-1] > begun_ns[1:]))
     follows = np.append(False, is_incomplete[:-1]) & overlap

@@ -1,21 +1,22 @@
 """What was recorded of a process: which of its steps are whole, and whether its host and devices share one clock.
 
-This is found once, before anything is measured. Two decisions follow, which every figure obeys because the events of a
-rank are made by them (:mod:`.rank_events`):
+This is found once, before anything is measured. Two decisions follow from it. Every figure obeys them, because the
+events of a rank are selected accordingly (:mod:`.rank_events`):
 
 *Steps that count.* A profiler may lose activities, for whole steps or parts of them, and keep the calls that launched
-them. A step is whole if each launch in it has an activity, and none of its activities has an impossible end. Others are
-no samples: they and their events are left out, as warm-up is::
+them. A step is complete if each launch in it has an activity, and none of its activities has an impossible end.
+Incomplete steps are no samples: they and their events are left out, as warm-up is::
 
     step        |0........||1........||2........|
     launches      a  b  c     a  b  c    a  b  c
-    activities     aa bb cc        cc              only step 0 is whole
+    activities     aa bb cc        cc              only step 0 is complete
 
-A step that launches less, such as a micro-batch without communication, loses nothing and is whole.
+A step that launches less, such as a micro-batch without communication, loses nothing and is complete.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
-times say otherwise beyond a few exceptions, the clocks of host and device disagree: then no time between a call and an
-activity means anything, and the start of each launch counts as unknown. What lies on the device's clock alone stays.
+times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
+an activity means anything, and the start of each launch counts as unknown. Figures that need only the device's clock
+stay.
 """
 
 from __future__ import annotations
@@ -29,33 +30,48 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, is_among, tak
 from ddp_prof.trace import HOST_WAITS, Kind, SyncKind, Trace
 
 HANDFUL = 3
-"""So many activities may begin before their launch, or waits return early, without a doubt about the clocks."""
+"""Largest number of activities that may begin before their launch before the clocks count as disagreeing.
+
+Also the number of waits above which :data:`LEAST_EARLY_SHARE` applies to waits that return early.
+"""
 
 LEAST_EARLY_SHARE = 0.1
-"""Beyond a handful, so many of the waits must return early; half of them if they are a handful or fewer."""
+"""Fraction of the host's waits that must return early for the clocks to disagree, if more than a handful do.
+
+If only a handful or fewer return early, it is half of the waits.
+"""
 
 CLOCK_ERROR_NS = 50_000
-"""In sound captures, a wait may seem to return up to 8 us before the end of what it waited for."""
+"""A wait is early if it returns more than this before the end of the work that it waits for.
+
+In sound captures, a wait may seem to return up to 8 us before that end.
+"""
 
 MOST_ALWAYS_LOST = 0.01
-"""If each step lacks activities, but the best no more than this share, so many launches of each step make none."""
+"""Some launches may make no activity in any step: up to this fraction, the loss of the best step counts as none.
+
+A step is then incomplete only if it lacks more activities than the step that lacks the fewest.
+"""
 
 MOST_NAMED = 8
-"""Largest number of steps that are named one by one."""
+"""Largest number of steps whose numbers a note lists."""
 
 CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded of one process; masks are of its steps.
+    """What was recorded of one process.
 
     Attributes:
-        launches: Number of its calls that launched something, of which ``lost`` have no activity.
-        step_launches, step_lost: The same within each step.
-        is_overlong: Whether an activity with an impossible end was launched in the step.
-        early: Number of activities that begin before their launch, ``launched`` of which have a known launch;
-            ``early_waits`` of ``waits`` of the host returned before what they waited for had ended.
+        launches: Number of its calls that launched something.
+        lost: Number of these calls that have no activity, because the profiler lost it.
+        step_launches, step_lost: The same two numbers for each step.
+        is_overlong: For each step, whether an activity with an impossible end was launched in it.
+        launched: Number of activities whose launch is known.
+        early: Number of these activities that begin before their launch.
+        waits: Number of waits of the host for known work.
+        early_waits: Number of these waits that returned before this work had ended.
     """
 
     launches: int
@@ -70,7 +86,8 @@ class Recording:
 
     @property
     def is_incomplete(self) -> Mask:
-        """Which steps are not whole."""
+        """For each step, whether it was not recorded completely."""
+        # `best`: the number of launches without activity in the best step, if they are so few that they may be normal.
         lost, best = self.step_lost, 0
         known = np.flatnonzero(self.step_launches)
         if len(known):
@@ -81,13 +98,14 @@ class Recording:
 
     @property
     def clocks_disagree(self) -> bool:
+        """Whether the clocks of host and device disagree; see the module's description."""
         if self.early > HANDFUL:
             return True
         least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
         return self.early_waits > 0 and self.early_waits >= least * self.waits
 
     def notes(self, names: list[str]) -> tuple[str, ...]:
-        """A line for each kind of damage; ``names`` are those of the steps."""
+        """Return a line for each kind of damage; ``names`` are the names of the steps."""
         notes, is_incomplete = [], self.is_incomplete
         is_lost = is_incomplete & ~self.is_overlong
         if is_lost.any():
@@ -112,6 +130,7 @@ class Recording:
 
 
 def _name_steps(names: list[str], chosen: Mask) -> str:
+    """Return words for the chosen steps: ``step 3``, ``steps 3 to 9 (7 of 20)`` or ``steps 1, 4 (2 of 20)``."""
     rows: list[int] = np.flatnonzero(chosen).tolist()
     if len(rows) == 1:
         return names[rows[0]]
@@ -125,8 +144,9 @@ def _name_steps(names: list[str], chosen: Mask) -> str:
 
 
 def find_recording(trace: Trace, process: int, steps: Steps) -> Recording:
-    """What was recorded of a process; without steps, the columns of steps are empty."""
+    """Return what was recorded of a process; without steps, the columns of steps are empty."""
     lost, is_launch = find_lost_launches(trace, process)
+    # The steps of the launches, of the lost launches, and of the launches of activities with an impossible end.
     mine = np.flatnonzero(is_launch)
     of_launches, of_lost = (steps.index_at(trace.calls.start_ns[rows]) for rows in (mine, lost))
     overlong = trace.overlong[trace.activities.process[trace.overlong] == process]
@@ -149,15 +169,18 @@ def find_recording(trace: Trace, process: int, steps: Steps) -> Recording:
 
 
 def _count(step: Ints, steps: int) -> Ints:
+    """Return how often each of ``steps`` steps occurs in ``step``."""
     return np.bincount(step[step != UNKNOWN], minlength=steps).astype(np.int64)
 
 
 def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
-    """The rows of a process's calls that launched something of which there is no activity; mask of all that launched.
+    """Return the calls of a process whose activity was lost (rows), and all calls that launched something (a mask).
 
-    A call within another one of the same number, as a driver's within the runtime's, is a part of that one. A launch is
-    lost only if no activity has its number: if calls use numbers again, or activities lack theirs, as with some
-    releases of ROCm, it may have launched one of these.
+    A number is a correlation id here. A call without an activity, but with the same number as the call before it on its
+    thread, is a part of that call and does not count: for example a call of the driver within one of the runtime.
+
+    A launch is lost only if no activity has its number. No launch is lost if at least as many kernels lack a number as
+    launches lack an activity, as with some releases of ROCm, because these launches may have launched these kernels.
     """
     calls, activities = trace.calls, trace.activities
     if trace.is_launch is None:
@@ -178,7 +201,7 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
 
 
 def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:
-    """Whether each call directly follows, on its thread, one with its number."""
+    """Return whether each call in ``rows`` directly follows, on its thread, a call with the same correlation id."""
     calls, is_part = trace.calls, np.zeros(len(trace.calls), np.bool_)
     for lane in distinct(calls.lane[rows]):
         own = np.flatnonzero((calls.process == process) & (calls.lane == lane))
@@ -189,7 +212,7 @@ def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:
 
 
 def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
-    """How many activities have a known launch, and how many of these begin before it."""
+    """Return how many activities have a known launch, and how many of these begin before it."""
     activities = trace.activities
     mine = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
     launch_ns = trace.calls.start_ns[trace.launching_calls[mine]]
@@ -197,10 +220,11 @@ def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
 
 
 def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
-    """How many waits of the host wait for known work, and how many of these return before the work ends.
+    """Return how many waits of the host wait for known work, and how many of these return before the work ends.
 
-    Only work counts that the waiting thread launched before: what another thread launches meanwhile may come later. In
-    a process with several devices it is not known which one a stream or a wait belongs to.
+    Only work counts that the waiting thread launched before the wait: what another thread launches meanwhile may come
+    after it. In a process with several devices it is not known which device a stream or a wait belongs to; both numbers
+    are then 0.
     """
     calls, activities = trace.synchronizations, trace.activities
     mine = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
@@ -214,6 +238,7 @@ def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
     launching = trace.launching_calls[mine]
     thread, launch_ns = trace.calls.lane[launching], trace.calls.start_ns[launching]
     lane, end_ns = activities.lane[mine], activities.end_ns[mine]
+    # For each thread and stream (UNKNOWN: all streams): the latest end among all work launched before each wait.
     known = early = 0
     any_stream = np.where(calls.kind[waits] == SyncKind.HOST_WAIT_DEVICE, UNKNOWN, calls.stream[mark])
     for caller in distinct(calls.thread[mark]):

@@ -20,13 +20,15 @@ device to that of the next step. Everything that lies in it counts, whichever st
     step 0     |---------|
     step 1                |---------|            the length of step 2 is not known: no step follows
 
-The first work is the first on the stream on which the step computes most: copies fetched ahead begin no step.
+The first work of a step is the first operation on the stream on which the step computes most, so that copies which are
+fetched ahead on another stream begin no step.
 
-While a rank computes nothing, its phase follows from the compute before and after::
+While a rank computes nothing, its phase follows from the compute before and after. f is compute of forward, b of
+backward, o of the optimizer::
 
     compute      ffff...ff....bbbb..bbb....oo
-    inside of         f         b             both neighbours are of that phase
-    between              fb            bo     between two phases
+    inside of        fff          bb              the compute before and after is of one phase
+    between               f->b         b->o       the compute before is of another phase than the compute after
 """
 
 from __future__ import annotations
@@ -47,10 +49,16 @@ from ddp_prof.trace import Category
 
 @dataclass(frozen=True)
 class StepBreakdown(Table):
-    """One row per step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
+    """What filled the window of each step; see the module's description.
 
-    Communication is what was launched in the step; compute and memory are all of the device's in the window.
-    ``other_comm_ns`` is the part of ``idle_ns`` in which communication of another step ran.
+    There is one row per step, and ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
+    Communication is only that which was launched in the step. Compute and memory are everything that ran in the window.
+
+    Attributes:
+        start_ns, end_ns: The window.
+        comm_ns: Communication, of which ``overlapped_ns`` beside compute and ``exposed_ns`` without.
+        exposed_memory_ns: Copies without compute or communication at the same time.
+        other_comm_ns: The part of ``idle_ns`` in which communication of another step ran.
     """
 
     start_ns: Ints
@@ -71,9 +79,13 @@ class StepBreakdown(Table):
 def measure_breakdown(
     events: Events, steps: Steps, union_of: Callable[[Category], Intervals], *, on_host: bool
 ) -> StepBreakdown:
-    """Divide the window of each step of a rank. A step that launched nothing has an empty window.
+    """Return what filled the window of each step of a rank. A step that launched nothing has an empty window.
 
-    With ``on_host``, the host itself computes: the window then includes the step's range.
+    Args:
+        events: The events of the rank.
+        steps: Its steps.
+        union_of: Returns when the rank did work of a category.
+        on_host: Whether the host itself computes: the window then includes the step's range.
     """
     count = len(steps)
     compute, memory = union_of(Category.COMPUTE), union_of(Category.MEMORY)
@@ -93,6 +105,7 @@ def measure_breakdown(
     comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
     def beside_own_comm_ns(of: Intervals) -> Ints:
+        """Return for each step how much of ``of`` lies beside the step's own communication."""
         return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, count)
 
     comm_ns = sum_by_group(comm_end - comm_start, comm_step, count)
@@ -113,7 +126,7 @@ def measure_breakdown(
 
 
 def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
-    """The sum of each group, as an exact integer."""
+    """Return the sum of the values of each group 0, 1, 2, ..., as an exact integer."""
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, values)
     return total
@@ -125,12 +138,16 @@ HOST, DEVICE = "host", "device"
 
 @dataclass(frozen=True)
 class StepTimes(Table):
-    """One row per measured step; no rows in a capture without steps. Parts include what other steps launched.
+    """How long each measured step took, and what ran meanwhile, whichever step launched it.
+
+    There is one row per measured step, and none in a capture without steps.
 
     Attributes:
-        start_ns: Start of the step's window; ``NO_TIME`` if its length is not known.
-        length_ns: ``UNKNOWN`` if it is not known; the parts are then 0.
+        start_ns: Start of the step; ``NO_TIME`` if its length is not known.
+        length_ns: Length of the step; ``UNKNOWN`` if it is not known, and then all columns below are 0.
+        compute_ns: Time during which the rank computes.
         overlapped_ns: The part of ``compute_ns`` during which there is communication.
+        exposed_ns: Communication without compute at the same time.
         exposed_memory_ns: Copies without compute or communication at the same time.
         calls_ns: Time in ``synchronize`` without compute or communication: the host's work around its calls.
     """
@@ -150,16 +167,19 @@ class StepTimes(Table):
 
 
 MOST_OUTSIDE = 0.05
-"""Largest share of the steps' device work that may lie outside of their ranges on the host without a word."""
+"""Largest fraction of the steps' device work that may lie outside of their ranges on the host.
+
+Above it, the device's clock measures steps (:attr:`Lead.is_ahead`), or a note is given (:func:`lacks_work`).
+"""
 
 
 class Lead(NamedTuple):
     """How far the host of a rank is ahead of its device, as sums over steps.
 
     Attributes:
-        work_ns: Durations of the steps' work on the device.
-        outside_ns: How much of that lies outside of the step's own range on the host.
-        between_ns: How much of it lies between the ranges of two steps.
+        work_ns: Durations of the operations that the steps launched on the device.
+        outside_ns: How much of ``work_ns`` lies outside of the step's own range on the host.
+        between_ns: How much of ``work_ns`` lies between the range of a step and the range of the step that follows it.
         held_ns: Durations of all device work in the ranges, whichever step launched it.
         followed: Number of steps whose length is known by the device's clock.
     """
@@ -172,11 +192,11 @@ class Lead(NamedTuple):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether steps last from their first device work to the next step's, and not as long as their ranges.
+        """Whether the length of a step is the time from its first device work to the next step's, and not its range.
 
-        They do if most work lies outside of the step's own range; also if more than :data:`MOST_OUTSIDE` of it lies
-        between ranges, and so in none. If each range holds as much of the step before as it lacks of its own, it is as
-        long as the step::
+        That is so if most work lies outside of the step's own range, or if more than :data:`MOST_OUTSIDE` of it lies
+        between ranges, and so in no range. If each range contains as much work of the step before as it lacks of its
+        own step, the range is as long as the step. Digits are the operations of the step with that number::
 
             host      |000000||111111||222222|         none is between ranges: the host's clock
             device    ....0000000.1111111.2222222
@@ -190,7 +210,10 @@ class Lead(NamedTuple):
 
 
 def lacks_work(work_ns: int, held_ns: int) -> bool:
-    """Whether ranges on the host lack a share of the steps' device work that is worth a word."""
+    """Return whether the steps' ranges on the host lack so much of the steps' device work that a note says so.
+
+    The arguments are those of :class:`Lead`.
+    """
     return held_ns < (1 - MOST_OUTSIDE) * work_ns
 
 
@@ -198,7 +221,10 @@ NO_LEAD = Lead(0, 0, 0, 0, 0)
 
 
 def covered_by_each(start_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -> Ints:
-    """Return for each span from low to high the summed durations of the rows within it; rows may overlap."""
+    """Return for each interval ``[low, high)`` the sum of the rows' durations within it.
+
+    A row goes from its start to its end. Rows may overlap, and then count several times.
+    """
     if not len(start_ns) or not len(low_ns):
         return np.zeros(len(low_ns), np.int64)
     first = min(int(start_ns.min()), int(low_ns.min()))
@@ -206,7 +232,10 @@ def covered_by_each(start_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -
     sums = [np.concatenate([[0], np.cumsum(times)]) for times in (starts, ends)]
 
     def before(at: Ints) -> Ints:
-        """The durations before a time: each row that began adds the time since, each that ended takes it away."""
+        """Return the sum of the durations before each time.
+
+        A row that began adds the time since its start; a row that ended takes the time since its end away again.
+        """
         began, ended = (np.searchsorted(times, at) for times in (starts, ends))
         found: Ints = (began * at - sums[0][began]) - (ended * at - sums[1][ended])
         return found
@@ -217,9 +246,15 @@ def covered_by_each(start_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -
 def measure_step_times(
     events: Events, steps: Steps, phases: Phases, union_of: Callable[[Category], Intervals], device_follows: Mask | None
 ) -> StepTimes:
-    """Measure a rank's steps, on the host's clock if ``device_follows`` is ``None``, else on the device's.
+    """Return how long a rank's steps took, and what ran meanwhile.
 
-    ``device_follows`` says of each step whether the next row is the step that followed it.
+    Args:
+        events: The events of the rank.
+        steps: Its steps.
+        phases: The ranges of its phases on the host.
+        union_of: Returns when the rank did work of a category.
+        device_follows: ``None`` if the host's ranges are the steps. Else the device's clock measures the steps, and
+            this says of each step whether the next row is the step that followed it.
     """
     if device_follows is None:
         start, end, known = steps.start_ns, steps.end_ns, np.ones(len(steps), np.bool_)
@@ -241,18 +276,24 @@ def measure_step_times(
 
 
 def find_device_steps(events: Events, steps: Steps, is_followed: Mask) -> tuple[Ints, Ints, Mask]:
-    """Return when each step begins on the device, when the next one does, and of which steps both are known."""
+    """Return when each step begins on the device, when the next row begins there, and whether these times are a length.
+
+    They are if the next row is the step that followed (``is_followed``), and if both times are known and in order.
+    """
     start = first_work(events, len(steps))
     end = np.append(start[1:], NO_TIME)
     return start, end, is_followed & (start != NO_TIME) & (end >= start)
 
 
 def first_work(events: Events, steps: int) -> Ints:
-    """When each step begins on the device; ``NO_TIME`` if it computes nothing there."""
+    """Return when each step begins on the device; ``NO_TIME`` if it computes nothing there.
+
+    That is the start of its first operation on the stream on which it computes most. ``steps`` is the number of steps.
+    """
     begins = np.full(steps, NO_TIME, np.int64)
     rows = np.flatnonzero((events.step != UNKNOWN) & (events.activity != UNKNOWN))
     computes = ~np.isin(events.category[rows], (Category.COMMUNICATION, Category.MEMORY))
-    first, which = distinct_rows(events.step[rows], events.lane[rows])
+    first, which = distinct_rows(events.step[rows], events.lane[rows])  # one group per step and stream
     if not computes.any():
         return begins
     step, lane = events.step[rows][first], events.lane[rows][first]
@@ -260,17 +301,18 @@ def first_work(events: Events, steps: int) -> Ints:
     start_ns = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(start_ns, which, events.start_ns[rows])
     has_compute = np.isin(np.arange(len(first)), which[computes])
-    # The busiest stream of each step comes last and is the one that stays; of equally busy ones, the lowest.
+    # The last value written stays: of the step's streams with compute, the busiest one; if several are equally busy,
+    # the one with the lowest number.
     order = np.lexsort((-lane, busy_ns, has_compute, step))
     begins[step[order]] = np.where(has_compute, start_ns, NO_TIME)[order]
     return begins
 
 
 NONE = -2
-"""In place of a phase: before a step's first compute, and after its last."""
+"""The value of ``DevicePhases.before`` before a step's first compute, and of ``after`` after its last compute."""
 
 BETWEEN_STEPS = -3
-"""In place of the phase before: the one stretch for all time outside of the steps."""
+"""The value of ``DevicePhases.before`` in the one stretch for all time outside of the steps."""
 
 ALWAYS = -(2**62)
 """Start of each step's first stretch: earlier than any event."""
@@ -278,13 +320,16 @@ ALWAYS = -(2**62)
 
 @dataclass(frozen=True)
 class DevicePhases(Table):
-    """Stretches of time, ordered by step and start. Each ends where the step's next one starts, the last one never.
+    """Stretches of time between starts of compute, from which the device's phase at each instant follows.
+
+    They are ordered by step and start. A stretch ends where the step's next one starts; a step's last one never ends.
 
     Attributes:
-        step: Index into the rank's steps; the number of steps stands for the time outside of them.
-        before: Phase of the last compute that started before, an index into ``range_names.PHASES``; ``UNKNOWN`` if
-            that compute belongs to no phase, ``NONE`` if there is no such compute.
-        after: The same for the compute that starts next.
+        step: Index into the rank's steps; an index equal to the number of steps stands for the time outside of them.
+        before: Phase of the last compute of the step that started before the stretch or at its start, an index into
+            ``range_names.PHASES``; ``UNKNOWN`` if that compute belongs to no phase, ``NONE`` if there is no such
+            compute.
+        after: The same for the compute of the step that starts next.
     """
 
     step: Ints
@@ -294,11 +339,12 @@ class DevicePhases(Table):
 
 
 def find_device_phases(events: Events, steps: int) -> DevicePhases:
-    """The stretches of all steps, at least one per step; the last stretch is the time outside of steps.
+    """Return the stretches of all steps, at least one per step; the last row is the time outside of steps.
 
     In a step with compute of forward, compute without a phase is ignored: it belongs to a helper such as a data loader,
-    and the rank's own phase goes on. So is the compute of an optimizer if backward follows: it updates one bucket
-    during backward. If forward follows, as in a step that trains two networks, backward was over, and it counts.
+    and the rank's own phase goes on. Compute of an optimizer is ignored if backward follows: it updates one bucket
+    during backward. If forward follows, as in a step that trains two networks, backward was over, and the compute of
+    the optimizer counts. ``steps`` is the number of steps.
     """
     rows = np.flatnonzero(
         (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & (events.phase != SYNCHRONIZE_PHASE)
@@ -314,6 +360,7 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     step = np.concatenate([np.arange(steps + 1), step])
     start = np.concatenate([np.full(steps + 1, ALWAYS), start])
     phase = np.concatenate([np.full(steps, NONE), [BETWEEN_STEPS], phase])
+    # The compute that starts next is that of the step's next row; a step's last row has none.
     order = np.lexsort((start, step))
     step, start, before = step[order], start[order], phase[order]
     after = np.where(np.append(step[1:] == step[:-1], False), np.append(before[1:], NONE), NONE)
@@ -321,12 +368,16 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
 
 
 def _within_backward(step: Ints, start_ns: Ints, phase: Ints) -> Ints:
-    """The optimizer's rows after which the step's next row of another phase is backward's."""
+    """Return the rows of an optimizer's compute after which the step's next compute of another phase is backward's.
+
+    Each argument has one element per compute: its step, its start and its phase.
+    """
     is_backward = phase == BACKWARD_PHASE
     last_ns = last_by_step(np.where(is_backward, start_ns, NO_TIME), step, int(step.max(initial=-1)) + 1)
     within = np.flatnonzero(phase == PHASES.index(OPTIMIZER))
-    within = within[start_ns[within] <= last_ns[step[within]]]
+    within = within[start_ns[within] <= last_ns[step[within]]]  # else no backward follows
     if len(within):
+        # Search each row's successor among the other phases' rows of these steps; backward is first of equal starts.
         is_concerned = np.zeros(len(last_ns), np.bool_)
         is_concerned[step[within]] = True
         others = np.flatnonzero(is_concerned[step] & (phase != PHASES.index(OPTIMIZER)))

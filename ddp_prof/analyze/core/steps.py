@@ -1,6 +1,6 @@
-"""Steps and phases of a process, found by the names of its ranges: ours, and those of other programs.
+"""Steps and phases of a process, found by the names of its ranges: those of ddp_prof, and those of other programs.
 
-Steps of ranks whose recordings began some steps apart are aligned, if the steps have no unique numbers.
+If the recordings of two ranks began some steps apart, and the steps have no unique numbers, the steps are aligned.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ _PHASE_END = r"(?:[ _-]?(?:pass|step))?(?:\(\)|[ _]?\[?\d+(?:/\d+)?\]?)? ?#*$"
 
 @dataclass(frozen=True)
 class KnownName:
-    """A regular expression for names, ignoring case; ``kind`` is a phase or ``step``, whose group 1 is its number."""
+    """The names that one kind of program gives to the ranges of its steps or of one phase.
+
+    Attributes:
+        kind: ``step`` or a phase, one of ``range_names.PHASES``.
+        writer: The program or library that makes these ranges.
+        usual: A regular expression for the names, ignoring case. For steps, group 1 is the step's number, if there is a
+            group.
+        examples: Names that the expression matches.
+    """
 
     kind: str
     writer: str
@@ -121,8 +129,8 @@ KNOWN_NAMES = (
         ("megatron.bridge.training.train.train_step.optimizer_step",),
     ),
 )  # fmt: skip
-"""Phases may match any of these. Steps use only the first pattern that occurs, and only if there are no ranges of ours.
-docs/names.md is generated from this table."""
+"""A phase may match any of these. Steps use only the first pattern that occurs, and only if there are no ranges of
+ddp_prof. docs/names.md is generated from this table."""
 
 STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == STEP)
 
@@ -149,6 +157,7 @@ class Steps(Table):
         """
         measured = select(self, ~self.warmup)
         keys = measured.display_number
+        # Two equal numbers: the keys become positions. The last line puts the keys at the rows of measured steps.
         known = measured.number[measured.number != UNKNOWN]
         if np.any(np.diff(np.sort(known)) == 0):
             keys = np.arange(len(measured), dtype=np.int64)
@@ -162,9 +171,9 @@ class Steps(Table):
 
     @property
     def occurrence(self) -> tuple[Ints, Ints]:
-        """For each step: its place, from 1, among steps with the same number, and how many these are.
+        """For each step: its position, from 1, among the steps with the same number, and how many such steps there are.
 
-        Warm-up steps and measured steps are counted apart.
+        Warm-up steps and measured steps are counted separately.
         """
         _, same_number = distinct_rows(self.display_number, self.warmup.astype(np.int64))
         return count_before(same_number) + 1, np.bincount(same_number)[same_number]
@@ -179,22 +188,24 @@ class Steps(Table):
         ]
 
     def index_at(self, time_ns: Ints) -> Ints:
+        """Return the index of the step that contains each time, ``UNKNOWN`` outside of all steps."""
         return innermost(self.start_ns, self.end_ns, time_ns)
 
     @classmethod
     def from_numbers(cls, number: Ints) -> Steps:
+        """Return measured steps with these numbers, whose times mean nothing."""
         return cls(number, number, number, np.zeros(len(number), np.bool_))
 
 
 def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
-    """The steps of a process, and a line for each kind of range that was left out or cut.
+    """Return the steps of a process, and notes: a line for each kind of range that was left out or cut.
 
-    Without a pattern, our own ranges are used, or else the first of :data:`STEP_PATTERNS` that occurs. Steps never
-    overlap. If the matching ranges do:
+    ``pattern`` is the user's regular expression for the names of steps. Without it, the ranges of ddp_prof are used or,
+    if there are none, the first of :data:`STEP_PATTERNS` that occurs. Steps never overlap. If the matching ranges do:
 
-    - On several threads: the ranges of the process's first thread count, which is no data loader's. If it has none,
-      those of the thread with most ranges count.
-    - Nested: the inner ranges count. If most ranges of one name contain others, none of that name counts.
+    - Ranges on several threads: the ranges of the process's first thread count, which is no data loader's. If it has
+      none, the ranges of the thread with most ranges count.
+    - Nested ranges: the inner ranges count. If most ranges of one name contain others, none of that name counts.
     - Otherwise each range ends where the next one starts.
     """
     mine = trace.spans.process == process
@@ -213,7 +224,7 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
 
 
 def describe_ranges(trace: Trace) -> str:
-    """The names of the most frequent ranges as part of a sentence; numbers in names are replaced by ``N``."""
+    """Return the most frequent names of ranges as part of a sentence; ``N`` replaces the numbers in names."""
     count = Counter[str]()
     ids, times = np.unique(trace.spans.name_id, return_counts=True)
     for name_id, often in zip(ids.tolist(), times.tolist(), strict=True):
@@ -224,6 +235,12 @@ def describe_ranges(trace: Trace) -> str:
 
 
 def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[int, tuple[int | None, bool]]:
+    """Return the names of the trace that the pattern matches, as :func:`_steps_from_names` takes them.
+
+    The keys are indices into ``trace.names``. The values are the step's number, the text of the pattern's group 1
+    (``None`` if it has no group, or the text is no number), and whether the step is warm-up, which these names never
+    tell.
+    """
     match, found = re.compile(pattern, flags).search, dict[int, tuple[int | None, bool]]()
     for index, name in enumerate(trace.names):
         if hit := match(name):
@@ -233,7 +250,10 @@ def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[i
 
 
 def _hint_at_end(trace: Trace, mine: Mask, pattern: str) -> tuple[str, ...]:
-    """A hint where a pattern fits some names of ranges to their end, and of others the beginning: ``sample_0.conv``."""
+    """Return a hint if the user's pattern matches some names up to their end, but only the beginning of other names.
+
+    For example, a pattern for ``sample_0`` also matches ``sample_0.conv``. The result is empty if there is no hint.
+    """
     match, names = re.compile(pattern).search, map(trace.names.__getitem__, distinct(trace.spans.name_id[mine]))
     fitting = {name: hit.end() for name in names if (hit := match(name))}
     going_on = sorted(name for name, end in fitting.items() if end < len(name))
@@ -246,10 +266,12 @@ def _hint_at_end(trace: Trace, mine: Mask, pattern: str) -> tuple[str, ...]:
 def _steps_from_names(
     trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]], unfinished: Collection[int] = ()
 ) -> tuple[Steps, tuple[str, ...]]:
-    """The steps among the ranges with these names, and notes on the other ranges.
+    """Return the steps among the ranges with these names, and notes on the ranges that were left out or cut.
 
-    ``named`` holds by index of a name the step's number, if the name has one, and whether the step is warm-up. A step
-    that contains a range named as ``unfinished`` was not finished.
+    - ``mine``: Mask of the spans of the process.
+    - ``named``: By index into ``trace.names``: the step's number, ``None`` if the name has none, and whether the step
+      is warm-up.
+    - ``unfinished``: Indices of names that mark a step as unfinished: a step that contains such a range is left out.
     """
     rows, notes = _select_steps(trace, rows_named(trace.spans, mine, named), unfinished)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
@@ -261,25 +283,31 @@ def _steps_from_names(
 
 
 def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...]]:
-    """The rows that are steps, and notes on the others; rows are spans ordered by start."""
+    """Return the spans that are steps, and notes on the spans that were left out or will be cut.
+
+    ``rows`` are the spans that could be steps, and the result is a part of them; both are rows ordered by start.
+    """
     spans, notes = trace.spans, []
 
     def leave_out(kept: Ints, why: str) -> Ints:
+        """Return ``kept``, and note how many of ``rows`` it lacks."""
         if left_out := len(rows) - len(kept):
             ranges = "1 range that could be a step" if left_out == 1 else f"{left_out} ranges that could be steps"
             notes.append(f"{ranges} left out: {why}")
         return kept
 
     rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended")
+    # Leave out each step that contains a mark that it was not finished.
     is_mark = np.isin(spans.name_id[rows], list(unfinished))
     if is_mark.any():
         marks, rows = rows[is_mark], rows[~is_mark]
         at = innermost(spans.start_ns[rows], spans.end_ns[rows], spans.start_ns[marks])
         rows = leave_out(np.delete(rows, at[at != UNKNOWN]), "the program ended in it")
+    # If ranges overlap, keep those of one thread, then the inner ones; what still overlaps is cut by the caller.
     if not np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]):
         return rows, tuple(notes)
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
-    first = int(spans.process[rows[0]])
+    first = int(spans.process[rows[0]])  # the first thread of a process has the process's number
     chosen, why = (
         (first, "the first of the process") if first in lanes else (lanes[times.argmax()], "no thread has more")
     )
@@ -291,7 +319,10 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
 
 
 def _are_outer(trace: Trace, rows: Ints) -> Mask:
-    """Which ranges contain another one, or have a name (ignoring numbers) of which most ranges do."""
+    """Return which ranges contain another range, or have a name (ignoring numbers) of which most ranges do.
+
+    If that would be all ranges, only those that contain another one.
+    """
     holds = _holds_another(trace.spans, rows)
     ids, which = np.unique(trace.spans.name_id[rows], return_inverse=True)
     _, kind = np.unique([re.sub(r"\d+", "", trace.names[name_id]) for name_id in ids.tolist()], return_inverse=True)
@@ -301,7 +332,7 @@ def _are_outer(trace: Trace, rows: Ints) -> Mask:
 
 
 def _holds_another(spans: Spans, rows: Ints) -> Mask:
-    """Whether each range contains another one completely; of two equal ranges, the first contains the second."""
+    """Return whether each range contains another one completely; of two equal ranges, the first contains the second."""
     order = np.lexsort((-spans.end_ns[rows], spans.start_ns[rows]))
     end = spans.end_ns[rows][order]
     # A range contains another one if the earliest end among the ranges that start later is not after its own end.
@@ -312,14 +343,14 @@ def _holds_another(spans: Spans, rows: Ints) -> Mask:
 
 
 def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
-    """The rows of ``mine`` with one of these names, ordered by start."""
+    """Return the rows of the spans in ``mine`` that have one of these names (``ids``), ordered by start."""
     rows = np.flatnonzero(mine & np.isin(spans.name_id, np.fromiter(ids, np.int64, len(ids))))
     return rows[np.argsort(spans.start_ns[rows], kind="stable")]
 
 
 @dataclass(frozen=True)
 class Phases(Table):
-    """The ranges of one process's phases; ``kind`` is an index into ``range_names.PHASES``, ``lane`` the thread."""
+    """The ranges of a process's phases; ``kind`` is an index into ``range_names.PHASES``, ``lane`` is the thread."""
 
     start_ns: Ints
     end_ns: Ints
@@ -327,19 +358,26 @@ class Phases(Table):
     lane: Ints
 
     def union_of(self, kind: int) -> Intervals:
+        """Return when any range of this phase is open."""
         return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
 
     def innermost_of(self, kind: int) -> Intervals:
-        """When the innermost phase is of this kind; the times of two kinds never overlap."""
+        """Return when the innermost open range is of this phase; the times of two phases never overlap."""
+        # The innermost range can only change where a range starts or ends, and none is open at the last edge.
         edges = np.sort(np.concatenate([self.start_ns, self.end_ns]))
         rows = np.flatnonzero(self.kind_at(edges) == kind)
         return union(edges[rows], edges[rows + 1])
 
     def kind_at(self, time_ns: Ints) -> Ints:
+        """Return the phase of the innermost range at each time, ``UNKNOWN`` outside of all ranges."""
         return take_or_unknown(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
 
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:
+    """Return the ranges of a process whose names are those of phases (:data:`KNOWN_NAMES`), phase by phase.
+
+    ``backward_pattern``, the user's regular expression, replaces the known names of backward.
+    """
     mine = trace.spans.process == process
     named = [(index, trace.names[index]) for index in distinct(trace.spans.name_id[mine]) if index >= 0]
     rows, kinds = [], []
@@ -361,14 +399,20 @@ LEAST_COMMON_STEPS = 3
 """Two ranks must share at least this number of steps before a shift between them is looked for."""
 
 CLEARLY = 3
-"""A shift of steps, or another pairing of streams, must reduce the scatter of ends by this factor."""
+"""A shift of steps, or another pairing of streams, is accepted if it reduces the scatter of ends by this factor."""
 
 CHANCE = 0.01
-"""Largest accepted probability that a wrong shift does so by chance; with few steps the factor must be larger."""
+"""Largest accepted probability that a wrong shift reduces it so by chance; with few steps, the factor is larger."""
 
 
 class RankSteps(NamedTuple):
-    """The steps of a rank: their numbers, and the end of each step's last collective, ``NO_TIME`` if it has none."""
+    """The steps of a rank, as far as alignment needs them.
+
+    Attributes:
+        clock: The clock of the rank's times: a file; the times of one file are on one clock.
+        numbers: Number of each step, ``UNKNOWN`` if it has none.
+        ends_ns: End of each step's last collective, ``NO_TIME`` if it has none.
+    """
 
     clock: Path
     numbers: Ints
@@ -376,11 +420,12 @@ class RankSteps(NamedTuple):
 
 
 def align_unnumbered_steps(ranks: Sequence[RankSteps]) -> tuple[list[int], tuple[str, ...]]:
-    """How much to add to each rank's step keys, so that a key means the same step on all ranks; and a note on it.
+    """Return how much to add to each rank's step keys, so that a key means the same step on all ranks; and notes on it.
 
-    This concerns steps without numbers, or with numbers that repeat, of files that may begin some steps apart. With the
-    right shift, the differences between the ends of two ranks' collectives are nearly constant, as two clocks differ by
-    a constant; with a wrong one they vary as the steps do. It also gives both ranks the same numbers, if there are any.
+    Only ranks whose steps have no unique numbers need this, if their recordings may begin some steps apart. Each is
+    shifted against the first of them. With the right shift, the differences between the ends of two ranks' collectives
+    are nearly constant, as two clocks differ by a constant; with a wrong shift they vary as the lengths of steps do.
+    The right shift also gives both ranks the same numbers, if their steps have any.
     """
     raised = [0] * len(ranks)
     unnumbered = [at for at, rank in enumerate(ranks) if len(rank.numbers) and not _are_unique(rank.numbers)]
@@ -395,7 +440,10 @@ def align_unnumbered_steps(ranks: Sequence[RankSteps]) -> tuple[list[int], tuple
 
 
 def _find_shift(first: RankSteps, rank: RankSteps) -> int:
-    """Index of the first rank's step that is the other rank's first step; 0 if no shift is clearly better."""
+    """Return the index of the first rank's step that is the other rank's first step, which may be negative.
+
+    It is 0 if no other shift is clearly better, and if both ranks' times come from one file.
+    """
     if rank.clock == first.clock:
         return 0
     shifts = range(-len(rank.numbers) // 2, len(first.numbers) // 2 + 1)
@@ -405,19 +453,21 @@ def _find_shift(first: RankSteps, rank: RankSteps) -> int:
 
 
 def _are_unique(numbers: Ints) -> bool:
+    """Return whether some numbers are known, and no known number repeats."""
     known = numbers[numbers != UNKNOWN]
     return 0 < len(known) == len(np.unique(known))
 
 
 def _end_scatter(first: RankSteps, rank: RankSteps, shift: int) -> float:
-    """Median absolute deviation of the differences between two ranks' ends.
+    """Return how much the differences between the two ranks' ends vary with this shift, in nanoseconds.
 
-    It is infinite if the ranks share too few steps, or if these have other numbers.
+    This is their median absolute deviation, times a factor for every shift but 0. It is infinite if the ranks share too
+    few steps, or if two steps that would be one have different numbers.
 
     Among many wrong shifts, one may look right by chance. Therefore a larger shift needs more common steps, and the
-    result of every shift but 0 is multiplied by a factor, which is larger for fewer common steps. Times are whole
-    nanoseconds; so a scatter below 1 ns is no better than one of 1 ns.
+    factor is larger for fewer common steps. Times are whole nanoseconds, so a scatter below 1 ns counts as 1 ns.
     """
+    # With the shift, step `from_first` of the first rank is step `from_other` of the other rank.
     from_first, from_other = max(0, shift), max(0, -shift)
     common = min(len(first.numbers) - from_first, len(rank.numbers) - from_other)
     of_first, of_other = slice(from_first, from_first + common), slice(from_other, from_other + common)

@@ -1,1 +1,1 @@
-"""What a step waited for from its end backwards: its critical path, over all ranks."""
+"""The critical path of a step over all ranks: what it waited for, followed backwards from its end."""

@@ -1,16 +1,18 @@
-"""The critical path of each step over all ranks, and the parts of it.
+"""The critical path of each step over all ranks, and its division into parts.
 
-The path starts at the end of the step on the rank that ends last, and follows backwards what delayed each operation:
-the end of the operation before it on its stream, the ends of what its stream waits for, or its launch. Before a launch,
-it stays on the host back to the last time when the launching thread waited for the device::
+The path starts at the end of the step, on the rank that ends last. From there it is followed backwards. Each operation
+was delayed by what came last: the end of the operation before it on its stream, the end of an operation that its stream
+waits for, or its launch. Before a launch, the path stays on the host, back to the last time when the launching thread
+waited for the device::
 
-    host        L......S...........L              S: the host waits for the device
-    stream 7    .kkkk..............kkk
-    stream 20   .....CCCCCCCCCCCC
-    path        lkkkkCCCCCCCCCCCChhlkkk           l: launch, h: host
+    host        L......S...........L              L: launches a kernel, S: waits for the device
+    stream 7    .kkkk..............kkk            k: kernels
+    stream 20   .....CCCCCCCCCCCC                 C: a collective
+    path        lkkkkCCCCCCCCCCCChhlkkk           k, C: as above, l: from launch to start, h: host
 
-At a collective that several ranks have in common, it continues on the rank that arrived last, since no rank could go on
-before. If the clocks cannot tell that rank, the path stays on its rank, and the wait for peers is a part of its own.
+At a collective that several ranks take part in, the path continues on the rank that arrived last, since no rank could
+go on before. If the clocks cannot tell which rank that was, the path stays on its rank, and the wait for the other
+ranks becomes the part ``peer_wait``.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ from ddp_prof.table import (
 from ddp_prof.trace import Category, Kind
 
 COPIES, HOST_WAITS, COMMON_QUEUE = "copies", "host waits", "common queue"
-"""What a step may be replayed without."""
+"""What can be left out when a step is replayed; see :attr:`RankWork.without`."""
 WITH_GAPS = ", gaps stay"
+"""Appended to one of these names: the idle time before what is left out stays; see ``Without.leaves_gaps``."""
 
 _MEANINGS = {
     "compute": ("compute on it", ALWAYS),
@@ -75,7 +78,7 @@ _PARTS = {
     category.value: {Category.COMMUNICATION: "transfer", Category.MEMORY: "copies"}.get(category, "compute")
     for category in Category
 }
-"""The part of a path to which the duration of an operation belongs, by its category."""
+"""For the category of an operation, the part of a path to which its duration belongs."""
 
 NO_RANKS = "the trace holds no rank"
 NO_WORK = "no step has any work"
@@ -87,15 +90,18 @@ NO_HOST_PATH = "collectives ran on the host, as gloo's do, and what they waited 
 
 @dataclass(frozen=True)
 class StepEnds(Table):
-    """Where the path of each step of a rank begins and ends.
+    """Where the path of each step of a rank begins and ends; one row per step, times in nanoseconds.
 
     Attributes:
         last: Row in :class:`.replay.Work` of the operation with which the step ends; ``UNKNOWN`` if there is none.
-        end_ns: When it ends: at the end of ``last`` or, if that is the first work of the next step, at its start.
-        waited: Row of what the host waited for last before the end of the step's range; ``UNKNOWN`` if nothing.
-        host_end_ns: End of that range; ``NO_TIME`` if the step does not last as long as its range.
+        start_ns: When the step begins on the device.
+        end_ns: When the step ends: at the end of ``last`` or, if ``last`` is the first work of the next step, at the
+            start of ``last``.
+        waited: Row in :class:`.replay.Work` of the operation that the host waited for last before the end of the step's
+            range; ``UNKNOWN`` if it waited for none.
+        host_end_ns: End of the step's range on the host; ``NO_TIME`` where the range does not measure the step.
         host_ns: Length of that range.
-        window_ns: From the start of the step's first device work to the end of its last.
+        window_ns: From the start of the first device work of the step to the end of the last.
     """
 
     last: Ints
@@ -109,14 +115,18 @@ class StepEnds(Table):
 
 @dataclass(frozen=True)
 class RankWork:
-    """What paths are followed through on one rank.
+    """The operations of one rank, through which paths are followed, and what is needed to replay them.
 
     Attributes:
+        process, device: Which rank it is.
+        work: The operations, and what delayed each of them.
         of_timing: Row in ``work`` of each of the rank's collectives, in the order of its timings.
-        replay: What is needed to replay the rank; ``None`` if its times are not in the order of their calls.
-        without: The same without :data:`COPIES` on the stream of compute, without :data:`HOST_WAITS` in backward, and
-            without a :data:`COMMON_QUEUE` of all streams, each where the rank has it.
+        steps: Where the path of each step begins and ends.
+        replay: Times and links from which the rank is replayed; ``None`` if times contradict the order of the calls.
         reason: Why paths cannot be followed; ``None`` if they can.
+        without: Replays from which something is left out: :data:`COPIES` on the stream of compute (also
+            :data:`WITH_GAPS`), :data:`HOST_WAITS` in backward, or the :data:`COMMON_QUEUE` of all streams. A name is a
+            key only if the rank has that.
     """
 
     process: int
@@ -131,10 +141,15 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True)
 class PathCollective:
-    """A collective on the path: the index of its rank, and its position in the step.
+    """A collective on the path.
 
-    ``gain_ns`` is how much earlier the step would end if it took no time on any rank; ``None`` if not known.
-    Unless ``is_matched``, no other rank's part in it is known: ``gain_ns`` then counts waiting for peers, too.
+    Attributes:
+        rank: Index of its rank in the run.
+        index: Its position among the collectives of the step.
+        on_path_ns: How much of the path it takes.
+        gain_ns: How much earlier the step would end if the collective took no time on any rank; ``None`` if not known.
+        is_matched: Whether the same collective is known on other ranks. If not, ``gain_ns`` includes the time in which
+            it waited for these.
     """
 
     rank: int
@@ -188,7 +203,7 @@ class RunCritical(FrameResult):
     """The critical paths of a run.
 
     Attributes:
-        steps: One path per step. A collective that is on no path has a gain of 0.
+        steps: One path per step. A step would end no earlier without a collective that is not on its path.
         reason: Why there are no paths; ``None`` if there are.
         gain_reason: Why gains are not known; ``None`` if they are.
     """
@@ -199,17 +214,19 @@ class RunCritical(FrameResult):
 
     @property
     def median(self) -> StepPath | None:
-        """The path with the median length; its step may differ from the one with the median exposed time."""
+        """The path of median length; its step need not be the step with the median exposed time."""
         by_length = sorted(self.steps, key=lambda path: path.path_ns)
         return by_length[len(by_length) // 2] if by_length else None
 
     def to_frame(self) -> DataFrame:
-        """One row per step; times in nanoseconds. ``host_ns`` is the host's part of the path."""
+        """Return one row per step; times in nanoseconds. ``host_ns`` is the host's part of the path."""
         rows = [frame_row(path) | {"host_ns": path.parts_ns["host"]} for path in self.steps]  # not the step's range
         return make_frame_from_rows(frame_names(StepPath), rows)
 
 
 def find_rank_work(rank: RankEvents) -> RankWork:
+    """Return the operations of a rank with what delayed them, and its replays; or the reason why there are no paths."""
+    # No path where the recorded events do not tell what operations waited for.
     coverage = rank.blocking.coverage
     on_host = rank.device is None or coverage.source == "host"
     reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
@@ -220,6 +237,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     if reason:
         nothing = empty(Work), np.empty(0, np.int64), empty(StepEnds), None
         return RankWork(rank.process, rank.device, *nothing, reason)
+    # The events of steps, and the row of each in ``work``. ``next_ns``: when the next step begins on the device.
     events, work, steps = rank.events, find_work(rank), len(rank.steps)
     row = take_or_unknown(positions(work.activity, len(rank.trace.activities)), events.activity)
     in_step = np.flatnonzero((row != UNKNOWN) & (events.step != UNKNOWN))
@@ -233,7 +251,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     if np.any(events.launcher == rank.main_thread):
         trains = np.isin(events.launcher, [rank.main_thread, *rank.gradient_threads])
     has_ended = trains & (events.end_ns <= next_ns[events.step])
-    trains &= has_ended | ~np.isin(events.step, events.step[has_ended])
+    trains &= has_ended | ~np.isin(events.step, events.step[has_ended])  # all of them where none ended before that
     end_ns = np.maximum(start_ns, last_by_step(events.end_ns[trains], events.step[trains], steps))
     is_last = trains & (events.end_ns == end_ns[events.step])
     last = np.full(steps, UNKNOWN, np.int64)
@@ -243,19 +261,22 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     is_first = events.start_ns == begins_ns[events.step]
     following = np.full(steps + 1, UNKNOWN, np.int64)
     following[events.step[is_first]] = row[is_first]
-    following = following[1:]
+    following = following[1:]  # now for each step the first work of the next one
     to_next = rank.runs_ahead & (begins_ns != NO_TIME) & (next_ns > begins_ns) & (following != UNKNOWN)
     start_ns = np.where(rank.runs_ahead & (begins_ns != NO_TIME), begins_ns, start_ns)
 
+    # What a replayed step ends with: the last operation on each of its streams, or the first work of the next step.
     step = np.full(len(work), UNKNOWN, np.int64)
     step[row[trains]] = events.step[trains]
     rows = np.flatnonzero(~np.isin(step, [UNKNOWN, *np.flatnonzero(to_next)]))[::-1]
-    # Work is stream by stream in the order of launch, so these are the last operations of each step and stream.
+    # Work is stream by stream in the order of launch, and ``rows`` is reversed, so the first row of each combination of
+    # step and stream is its last operation.
     rows = rows[distinct_rows(step[rows], rank.dependencies().stream[work.activity[rows]])[0]]
     ends = concatenate(
         Ends(step[rows], rows, np.zeros_like(rows)),
         Ends(np.flatnonzero(to_next), following[to_next], (work.end_ns - work.start_ns)[following[to_next]]),
     )
+    # The last call before the end of each step's range in which the main thread waited for the device.
     main, any_place = np.full(steps, rank.main_thread), np.full(steps, np.iinfo(np.int64).max)
     calls = rank.host_calls
     waits = calls.last_before(main, rank.main_thread, rank.steps.end_ns, any_place, calls.waited)
@@ -281,7 +302,10 @@ def find_rank_work(rank: RankEvents) -> RankWork:
 
 
 def _left_out(rank: RankEvents, work: Work) -> Iterator[tuple[str, Without]]:
-    """What findings of the doctor are about, where the rank has it."""
+    """Yield the name of each thing that the rank could do without, with the operations or waits to leave out.
+
+    These are what findings of the doctor are about. A name is a key of :attr:`RankWork.without`.
+    """
     activities = rank.trace.activities
     is_copy = (activities.kind[work.activity] == Kind.COPY) & (activities.lane[work.activity] == rank.compute_stream)
     if is_copy.any():
@@ -296,18 +320,19 @@ def _left_out(rank: RankEvents, work: Work) -> Iterator[tuple[str, Without]]:
 
 
 def in_order_of_ranks(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -> list[RankWork]:
-    """The work of the ranks of a run, of pairs of a file and the work of a rank in it."""
+    """Return the work of the ranks of a run in their order, from pairs of a file and the work of one rank in it."""
     by_rank = {(file, one.process, one.device): one for file, one in work}
     return [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
 
 
 def measure_critical_paths(run: RunAnalysis, ranks: Sequence[RankWork]) -> RunCritical:
-    """The critical path of each step of a run; ``ranks`` is the work of its ranks."""
+    """Return the critical path of each step of a run; ``ranks`` has the work of each of its ranks, in their order."""
     reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
     if reason:
         return RunCritical((), reason)
     gains = _Gains(run, ranks)
     walker = _Walker(run, ranks, gains)
+    # For the key of each step, the latest end on the common clock, with index of the rank and row of the step there.
     last: dict[int, tuple[int, int, int]] = {}
     for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
         ends = run.alignment.offset_for(rank.clock).common_ns(own.steps.end_ns)
@@ -320,12 +345,19 @@ def measure_critical_paths(run: RunAnalysis, ranks: Sequence[RankWork]) -> RunCr
 
 
 class _Walker:
-    """Follows paths from operation to operation, over all ranks of a run."""
+    """Follows paths from operation to operation, over all ranks of a run.
+
+    Attributes:
+        can_change: Whether clocks can be compared, so that a path can change to the rank that arrived last.
+        columns: For each rank, columns of its work, in the order in which they are unpacked.
+        timing_of: For each rank, the row in its timings of each of its operations, if that is a collective.
+        match_of: For each rank, the row in ``run.matches`` of each of its collectives; ``UNKNOWN`` without a match.
+    """
 
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork], gains: _Gains) -> None:
         self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
-        # Columns of which single elements are read.
+        # ``data`` is a memoryview: reading single elements of it is faster than of an array.
         self.columns = [
             [column.data for column in (w.start_ns, w.end_ns, w.category, w.bound_by, w.launch_ns, w.after_sync)]
             for w in (own.work for own in ranks)
@@ -336,9 +368,16 @@ class _Walker:
         ]
 
     def walk(self, index: int, step: int) -> StepPath:
+        """Return the path of a step from its end on a rank.
+
+        Args:
+            index: Index of the rank in the run.
+            step: Index of the step on this rank.
+        """
         first, own = self.run.ranks[index], self.ranks[index].steps
         end_ns, path_ns = int(own.end_ns[step]), int(own.end_ns[step] - own.start_ns[step])
         parts, on_path, changes = self._follow(index, int(own.last[step]), end_ns, path_ns)
+        # A second path, from the end of the range on the host; see ``StepPath.host_delay_ns``.
         to_host = parts
         if (host_end_ns := int(own.host_end_ns[step])) != NO_TIME:
             to_host = self._follow(index, int(own.waited[step]), host_end_ns, int(own.host_ns[step]))[0]
@@ -369,12 +408,19 @@ class _Walker:
     def _follow(
         self, index: int, at: int, end_ns: int, length_ns: int
     ) -> tuple[dict[str, int], list[tuple[int, int, int]], int]:
-        """Follow a path of this length backwards from a time after an operation.
+        """Follow a path backwards until it has a given length.
+
+        Args:
+            index: Index of the rank on which the path ends.
+            at: Row in the rank's work of the operation with which the path ends; ``UNKNOWN`` if there is none.
+            end_ns: The end of the path on this rank's clock; what is after the operation belongs to the host.
+            length_ns: Length of the path.
 
         Returns:
-            The parts of the path; its collectives, as rank, row of the timings and length; and how often it changes to
-            another rank.
+            The length of each part of the path; its collectives from the last to the first, as index of the rank, row
+            of its timings and length on the path; and how often the path changes to another rank.
         """
+        # ``now`` is the time that is reached, ``left`` is what is left of the length.
         now, left = end_ns, length_ns
         parts = dict.fromkeys(PARTS, 0)
         on_path: list[tuple[int, int, int]] = []
@@ -382,6 +428,7 @@ class _Walker:
         seen = set()  # with wrong clocks, the path could go back and forth between ranks
 
         def go_back(until_ns: int, part: str) -> None:
+            """Go back to a time; what lies between belongs to ``part``. Does nothing if ``now`` is no later."""
             nonlocal now, left
             length = now - until_ns
             if length > 0:
@@ -394,6 +441,7 @@ class _Walker:
         if at != UNKNOWN:
             go_back(end[at], "host")
         while left and at != UNKNOWN:
+            # Go back through the operation ``at`` to its start; for a collective on the rank that arrived last.
             part = _PARTS[category[at]]
             if now <= start[at]:
                 pass  # it is the first work of the next step
@@ -415,6 +463,7 @@ class _Walker:
                     index = late
                     start, end, category, bound_by, launch, after_sync = self.columns[index]
                 now = start[at]
+            # Then to the end of what delayed it: an operation, or its launch and, before that, a wait of the host.
             before_it, gap = bound_by[at], "queue"
             if before_it == UNKNOWN:
                 go_back(launch[at], "host" if launch[at] == NO_TIME else "launch")
@@ -426,9 +475,17 @@ class _Walker:
         return parts, on_path, changes
 
     def _last_to_arrive(self, index: int, timing: int, own_ns: int) -> tuple[int, int, int]:
-        """The rank that began a collective last, when, on this rank's clock, and for how long this rank waited then.
+        """Find the rank that began a collective last.
 
-        ``own_ns`` is when this rank began it.
+        Args:
+            index: Index of this rank.
+            timing: Row of the collective in this rank's timings; ``UNKNOWN`` if it is not measured.
+            own_ns: When this rank began the collective, on its own clock.
+
+        Returns:
+            The index of the rank that began last; when the path leaves the collective, on this rank's clock: the time
+            at which that rank began; and how long after that time this rank still waited for peers, which is 0 where
+            the clocks tell the last rank.
         """
         match = UNKNOWN if timing == UNKNOWN else int(self.match_of[index][timing])
         if timing != UNKNOWN and not self.can_change:
@@ -443,13 +500,17 @@ class _Walker:
                 arrivals[other] = int(self.run.alignment.offset_for(rank.clock).common_ns(start)[0])
         late = max(arrivals, key=arrivals.__getitem__)
         lag = arrivals[late] - arrivals[index]
-        if lag <= (self.run.alignment.residual_p95_ns or 0):
+        if lag <= (self.run.alignment.residual_p95_ns or 0):  # less than the clocks can tell
             return index, own_ns, 0
         return late, own_ns + lag, 0
 
 
 class _Gains:
-    """Computes how much earlier steps would end without a collective; ``reason`` is why this is not known, if so."""
+    """Computes how much earlier a step would end without one of its collectives.
+
+    Attributes:
+        reason: Why this is not known; ``None`` if it is.
+    """
 
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork]) -> None:
         replays = [one.replay for one in ranks if one.replay]
@@ -458,6 +519,8 @@ class _Gains:
             self.reason = NO_COMMON_CLOCK
         if self.reason:
             return
+        # ``_first``: where the times of each rank begin when those of all ranks are concatenated. ``_arrivals``: for
+        # each operation of a rank, the row of its arrival in the rank's times, if it is a collective.
         self._ranks = ranks
         self._first = np.cumsum([0, *(len(replay.times) for replay in replays)]).tolist()
         self._arrivals = [
@@ -478,11 +541,19 @@ class _Gains:
             self._replay, self._place = joined
 
     def _arrival(self, index: int, timing: int) -> int:
-        """The row of a collective's arrival in the joined replay."""
+        """Return the row of a collective's arrival in the concatenated times of all ranks.
+
+        ``index`` is that of its rank, ``timing`` its row in the rank's timings.
+        """
         return int(self._first[index] + self._arrivals[index][self._ranks[index].of_timing[timing]])
 
     def for_collectives(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
-        """How much earlier a step would end without each collective (index of its rank, row in its timings)."""
+        """Return how much earlier a step would end without each of some collectives, in nanoseconds; ``None``: unknown.
+
+        Args:
+            key: Key of the step.
+            collectives: For each collective, the index of its rank and its row in the rank's timings.
+        """
         if self.reason or not collectives:
             return [None] * len(collectives)
         arrivals = self._place[[self._arrival(*one) for one in collectives]]

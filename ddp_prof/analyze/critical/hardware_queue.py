@@ -1,15 +1,16 @@
-"""Operations that begin only after others that were launched before them, on any stream, as in one queue for all.
+"""Operations that are held up because all streams of a device share one hardware queue.
 
-A device lets the operations of a queue begin in the order of their launch. If all streams share one, an operation that
-waits keeps those behind it from beginning, though nothing that these wait for is missing::
+A device begins the operations of a hardware queue in the order of their launch. If all streams share one queue, an
+operation that has to wait holds up the operations behind it, although these could begin. Digits are the operations k1,
+k2, ... and C2::
 
-    launched    k1 k2 k3 C         C needs k1 only
+    launched    k1 k2 k3 C         C has to wait for k1 only
     stream 7    1111222233333
-    stream 20   ....        CCC    held up until k3 begins; with a queue of its own it begins with k2
+    stream 20   ....        CCC    held up until k3 begins; with a queue of its own, C would begin together with k2
 
-    launched    C1 k4 C2 k5        C2 is behind C1 on its stream, and k5 behind C2 in the queue
-    stream 20   CCCCCCCCCCC222
-    stream 7    444        555
+    launched    C1 k4 C2 k5        C2 has to wait for C1, which is before it on its stream
+    stream 20   CCCCCCCCCCC222     C: C1
+    stream 7    444        555     k5 is behind C2 in the queue, so it is held up until C2 begins
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ from ddp_prof.analyze.critical.replay import Work
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, distinct, take_or_unknown
 
 NEXT_NS = 20_000
-"""Largest gap between the end of an operation and the start of another one that may have waited for it."""
+"""If one operation waited for another one, it begins at most this long after the end of the other one."""
 
 
 def find_held_ns(rank: RankEvents, work: Work) -> Ints:
-    """How long after it could begin each operation was held up by those of other streams that were launched before it.
+    """Return how long each operation was held up by operations of other streams that were launched before it.
 
-    It is 0 where one of these began after it, which a common queue does not allow, and where the order is not known.
+    That is the time from when the operation could begin until the last of these operations had begun. It is 0 where
+    one of them began after the operation, as one common queue would not allow that, and where the order of launch is
+    not known.
 
     Returns:
-        Nanoseconds, of each row of ``work``; at most from the time when it could begin to its start.
+        Nanoseconds for each row of ``work``; at most the time from when the operation could begin to its start.
     """
     dependencies, bound_ns = rank.dependencies(), work.bound_ns
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
-    begun_ns = np.full(len(work), NO_TIME)  # when the last of those launched before began
+    # For each operation, the latest begin of all operations of other streams that were launched before it.
+    begun_ns = np.full(len(work), NO_TIME)
     for one in distinct(stream):
         own = np.flatnonzero((stream == one) & (place != UNKNOWN))
         own = own[np.argsort(place[own], kind="stable")]

@@ -1,21 +1,25 @@
-"""What a step would gain if a collective took no time: the recorded edges replayed without its duration.
+"""How much earlier a step would end if a collective took no time: the recorded dependencies replayed without it.
 
-An operation begins after the last of: the end of the operation before it on its stream, the ends of what its stream
-waits for, and its launch; the delay between that and its start is kept from the recording. A launch comes after the
-last call in which its thread, or the main one, could wait for the device, and such a call ends after what it waits for.
-All other lengths between these times are kept from the recording, too. So each time is the maximum of some earlier
-times, each plus a length::
+Dependencies, of which the last one counts:
+
+- An operation begins after the end of the operation before it on its stream, the ends of the operations that its stream
+  waits for, and its launch.
+- A launch comes after the last call in which its thread, or the main thread, could wait for the device.
+- Such a call ends after the operation that it waits for.
+
+The delay behind the last dependency is kept from the recording, and so are all other lengths. So each time is the
+maximum of some earlier times, to each of which a length is added::
 
     C      a collective, with two times: ``arrive`` when it may begin, and ``end``
-    k, c   operations, with their ``end``; operations that nothing refers to are joined with the next one
+    k, c   operations, with their ``end``; operations to which nothing refers are joined with the next operation
     S      a call that waits, with its ``end``
 
     stream 20   ......CCCCCC         arrive(C) + duration       = end(C)
-    stream 7    kkkk........ccc      max(end(k), end(C)) + 3    = end(c)
+    stream 7    kkkk........ccc      max(end(k), end(C)) + 3    = end(c)      c waits for C
 
-The end of a step without a collective's duration is the longest of all chains of links, where the duration counts as 0.
-Times are ordered so that each comes after those on which it depends. Then a chain that does not go through a time has a
-link from before that time to after it.
+Such an addition is a *link* between two times. The end of a step is the longest of all chains of links; without a
+collective, its duration counts as 0. Times are ordered so that each comes after the times on which it depends. Then a
+chain that does not go through a time has one link from before that time to after it.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from ddp_prof.table import (
 from ddp_prof.trace import Category, Trace
 
 _NEVER = -(2**60)
+"""Stands for minus infinity where the longest chain is looked for; sums with it do not overflow."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,14 @@ class Work(Table):
     """The operations of one device, stream by stream in the order of their launch.
 
     Attributes:
-        bound_by: Row in this table of the operation that delayed it; ``UNKNOWN`` if its launch came last.
+        activity: Row of the operation in the trace's activities.
+        category: See :class:`ddp_prof.trace.Category`.
+        start_ns, end_ns: When it ran.
+        bound_by: Row in this table of the operation that delayed it: it waited for its end last. ``UNKNOWN`` if its
+            launch came later than that, or nothing delayed it.
         launch_ns: Start of the launch call; ``NO_TIME`` if it is not in the trace.
-        after_sync: Row in this table of what its thread last waited for before the launch; ``UNKNOWN`` if nothing.
+        after_sync: Row in this table of the operation that its thread last waited for before the launch; ``UNKNOWN`` if
+            there is none.
     """
 
     activity: Ints
@@ -68,7 +78,7 @@ class Work(Table):
 
     @property
     def bound_ns(self) -> Ints:
-        """When each operation could begin; ``NO_TIME`` if nothing is known that delayed it."""
+        """When each operation could begin: the end of ``bound_by``, or its launch; ``NO_TIME`` if neither is known."""
         return np.where(self.bound_by == UNKNOWN, self.launch_ns, self.end_ns[self.bound_by])
 
     @property
@@ -78,7 +88,10 @@ class Work(Table):
 
 
 def find_work(rank: RankEvents) -> Work:
-    """What delayed each operation of a device. When the main thread waits, launches of autograd's threads wait, too."""
+    """Return the operations of a device, with what delayed each of them.
+
+    While the main thread waits for the device, autograd's threads are taken to launch nothing.
+    """
     trace, dependencies, calls = rank.trace, rank.dependencies(), rank.host_calls
     activities, rows = trace.activities, calls.work
     place = positions(rows, len(activities))
@@ -86,6 +99,8 @@ def find_work(rank: RankEvents) -> Work:
     launching = trace.launching_calls[rows]
     launch = take_or_unknown(trace.calls.start_ns, launching, NO_TIME)
 
+    # The latest counts: the launch, the end of the operation before on the stream, or the end of another stream's
+    # operation (``producer``) that the operation (``consumer``) waits for.
     bound_by, bound_ns = np.full(len(rows), UNKNOWN, np.int64), launch.copy()
     follows = np.flatnonzero(~begins_run(stream))
     later = follows[end[follows - 1] >= bound_ns[follows]]
@@ -99,6 +114,7 @@ def find_work(rank: RankEvents) -> Work:
     later_edge = end[producer] >= bound_ns[consumer]
     bound_by[consumer[later_edge]] = producer[later_edge]
 
+    # For each launch, the last call before it in which its thread really waited for the device.
     thread = take_or_unknown(trace.calls.lane, launching)
     any_place = np.full(len(rows), np.iinfo(np.int64).max)
     after = calls.last_before(thread, rank.main_thread, launch, any_place, calls.waited)
@@ -107,10 +123,12 @@ def find_work(rank: RankEvents) -> Work:
 
 @dataclass(frozen=True)
 class Times(Table):
-    """Times of one device and its host, ordered so that each comes after those on which it depends.
+    """The times of one device and its host between which links exist; each comes after those on which it depends.
 
     Attributes:
-        collective: Row in :class:`Work` of the collective that arrives at this time, ``UNKNOWN`` for other times.
+        time_ns: The recorded time.
+        collective: Row in :class:`Work` of the collective that arrives at this time; ``UNKNOWN`` for a time of another
+            kind.
     """
 
     time_ns: Ints
@@ -119,15 +137,19 @@ class Times(Table):
 
 @dataclass(frozen=True)
 class Links(Table):
-    """The time ``head`` is not before the time ``tail`` plus a length; both are rows of :class:`Times`.
+    """Each row says: the time ``head`` is not before the time ``tail`` plus ``length_ns``.
 
     Attributes:
-        tail: ``UNKNOWN`` if ``head`` depends on no other time; the length then is a time of the clock.
+        tail, head: Rows of :class:`Times`. ``tail`` is ``UNKNOWN`` if ``head`` depends on no other time; ``length_ns``
+            then is a time of the clock.
+        length_ns: The length of the link.
         is_duration: 1 if the length is the duration of a collective, else 0.
-        compute_ns: How much of the length is compute, which communication may slow, and ``beside_ns`` the part of that
-            which communication ran beside; of kinds of kernels that it slows more than others, more: see :func:`weigh`.
-        first_row, end_row: The rows of :class:`Work` of which this is the compute; ``end_row`` is the first one behind.
-        rank: Index of the rank of ``head`` among those that were joined.
+        compute_ns: How much of the length is compute, which communication may slow. Kinds of kernels that it slows more
+            than others count more; see :func:`weigh`.
+        beside_ns: How much of ``compute_ns`` ran at the same time as communication.
+        first_row, end_row: ``compute_ns`` is the compute of the rows of :class:`Work` from ``first_row`` up to, but
+            without, ``end_row``.
+        rank: Index of the rank of ``head`` among the ranks that were joined.
     """
 
     tail: Ints
@@ -143,7 +165,7 @@ class Links(Table):
 
 @dataclass(frozen=True)
 class Computed(Table):
-    """Of each row of :class:`Work`: its compute, the part beside communication, and its kind (see ``KINDS``)."""
+    """The compute of each row of :class:`Work`, how much of it ran beside communication, and its kind (``KINDS``)."""
 
     compute_ns: Ints
     beside_ns: Ints
@@ -152,11 +174,13 @@ class Computed(Table):
 
 @dataclass(frozen=True)
 class Ends(Table):
-    """What a step ends with: it ends when the last of these has come.
+    """The times with which steps end: a step ends at the latest of its rows.
 
     Attributes:
-        row: A row of :class:`Work`, whose end it is; in a replay a row of :class:`Times`.
-        before_ns: How long before that the step ends. It is the duration of an operation that begins as the step ends.
+        step: Index of the step; in joined replays, its key.
+        row: Row of :class:`Work` of an operation at whose end the step ends; in a replay, a row of :class:`Times`.
+        before_ns: How much earlier than that the step ends: the duration of an operation that begins as the step ends,
+            else 0.
     """
 
     step: Ints
@@ -166,6 +190,8 @@ class Ends(Table):
 
 @dataclass(frozen=True)
 class Replay:
+    """What is needed to replay a rank, or several ranks together: times, links between them, and the ends of steps."""
+
     times: Times
     links: Links
     ends: Ends
@@ -173,6 +199,7 @@ class Replay:
 
     @cached_property
     def heads(self) -> Ints:
+        """The rows of the links, ordered by their head."""
         return np.argsort(self.links.head, kind="stable")
 
 
@@ -182,13 +209,15 @@ def _no_rows() -> Ints:
 
 @dataclass(frozen=True)
 class Without:
-    """What is left out of a replay: operations with their launches (rows of :class:`Work`), waits of the host, delays.
+    """What is left out of a replay.
 
     Attributes:
-        rows: What waits for one of these operations still does; they themselves take no time.
-        syncs: Indices of the calls that no longer wait.
-        leaves_gaps: Whether the time stays that passed before they began; what follows may need it, too.
-        held_ns: How much of the time from when each row of :class:`Work` could begin to its start; ``None`` for none.
+        rows: Rows of :class:`Work`: these operations and their launches take no time. What waits for one of them still
+            waits for what was before it.
+        syncs: Indices in ``HostCalls`` of the calls that no longer wait for the device.
+        leaves_gaps: Whether the delay before each of ``rows`` stays; what follows may need that time, too.
+        held_ns: For each row of :class:`Work`, how much of the delay from when it could begin to its start is left out;
+            ``None`` to leave out nothing.
     """
 
     rows: Ints = field(default_factory=_no_rows)
@@ -201,7 +230,18 @@ NOTHING = Without()
 
 
 def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOTHING) -> Replay | None:
-    """The times of a device and the links between them; ``None`` if a link contradicts the order of calls."""
+    """Return the times of a device and the links between them.
+
+    Args:
+        rank: The rank.
+        work: Its operations.
+        ends: The rows of ``work`` with which each step ends.
+        without: What is left out.
+
+    Returns:
+        The replay; ``None`` if a link contradicts the order of the calls.
+    """
+    # Work and dependencies between streams: each ``consumer`` waits for the end of its ``producer``; rows of ``work``.
     trace, dependencies, syncs, main_thread = rank.trace, rank.dependencies(), rank.host_calls, rank.main_thread
     rows = np.arange(len(work))
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
@@ -210,6 +250,8 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[inside], consumer[inside]
 
+    # Each operation adds its delay (``lag_ns``) and its duration to its stream: ``own_ns``. The duration of a
+    # collective is a link of its own. What is left out adds less.
     bound_ns, is_collective = work.bound_ns, work.is_collective
     launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
@@ -224,10 +266,12 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     spared_ns, spared_syncs_ns = _spared_launches(rank, work, without)
     launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
+    # Only operations to which something refers are kept, with a time each.
     is_kept = is_collective.copy()
     is_kept[np.concatenate([producer, consumer, syncs.awaited, ends.row])] = True
     times, end_of, begin_of, sync_of = _order_times(work, place, is_kept, syncs)
     kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
+    # ``ends`` refers to times now. A step that ends as a collective begins ends with the arrival of the collective.
     at_arrival = is_collective[ends.row] & (ends.before_ns > 0)
     ends = replace(
         ends,
@@ -235,12 +279,16 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
         before_ns=np.where(at_arrival, 0, ends.before_ns),
     )
 
+    # ``later``: each kept operation that is not the first of its stream; ``earlier``: the kept one before it.
+    # ``next_kept``: for each operation, itself or the next kept one on its stream.
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
     at = np.searchsorted(kept, rows)
     next_kept = take_or_unknown(kept, np.where(at < len(kept), at, UNKNOWN))
     next_kept = np.where(take_or_unknown(stream, next_kept) == stream, next_kept, UNKNOWN)
 
+    # Launches: ``due_ns`` is when the launch lets its operation begin, less the position ``upto_ns`` on the stream, so
+    # that launches before the same kept operation can be compared. ``after``: the call that the launch comes after.
     is_there = np.ones(len(work), np.bool_)
     is_there[without.rows] = False
     launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN) & is_there)
@@ -251,6 +299,8 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     latest_ns, latest = due_ns[last], launched[last]
     after, heads = after[first], next_kept[launched[first]]
 
+    # Links, in this order: along a stream, between streams, from a call that waits (or from the clock) to a launch,
+    # from one such call to the next, from an operation to the call that waits for it, and durations of collectives.
     sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
     since_ns = syncs.start_ns - spared_syncs_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
     waits = ~np.isin(syncs.awaits, without.syncs)
@@ -269,7 +319,7 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
     is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
 
-    # The operations of each link; links of waits, and durations, have none.
+    # The operations whose compute each link contains. Links of waits and of durations, which are last, contain none.
     first_row, end_row = np.zeros(len(tail), np.int64), np.zeros(len(tail), np.int64)
     for column, known in (
         (first_row, np.concatenate([earlier + 1, consumer, latest])),
@@ -282,10 +332,20 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
 
 
 def _order_times(work: Work, place: Ints, is_kept: Mask, syncs: HostCalls) -> tuple[Times, Ints, Ints, Ints]:
-    """Order times by their calls: two of a collective, one of another kept operation or of a call that waits.
+    """Make the times of a replay, in the order of the calls to which they belong.
 
-    Returns the times; for each operation the row of its end, and the row that others delay, which for a collective is
-    its arrival; and for each call that waits the row of its end.
+    A collective has two times (arrival and end), any other kept operation has one, and so has a call that waits.
+
+    Args:
+        work: The operations.
+        place: The position of each operation's launch in the order of all calls.
+        is_kept: Which operations have times.
+        syncs: The calls that wait.
+
+    Returns:
+        The times; for each operation, the row of its end; for each operation, the row of the time that dependencies
+        delay: the arrival of a collective, else the end; and for each call that waits, the row of its end. Rows are
+        ``UNKNOWN`` for operations that are not kept.
     """
     kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(work.is_collective)
     counts = [len(kept), len(collectives), len(syncs.place)]
@@ -302,9 +362,17 @@ def _order_times(work: Work, place: Ints, is_kept: Mask, syncs: HostCalls) -> tu
 
 
 def _latest_of_each(due_ns: Ints, following: Ints, after: Ints) -> tuple[Ints, Ints]:
-    """Of launches that precede the same kept operation and follow the same call, only the latest matters.
+    """Find the latest launch among those that precede the same kept operation and follow the same call that waits.
 
-    Returns a launch of each such pair, and the latest one.
+    Only the latest of these launches can delay the operation.
+
+    Args:
+        due_ns: When each launch lets the operation begin.
+        following: The kept operation that each launch precedes.
+        after: The call that each launch follows.
+
+    Returns:
+        For each pair of operation and call, the position of one of its launches, and that of the latest.
     """
     first, pair = distinct_rows(following, after)
     by_due = np.argsort(due_ns, kind="stable")
@@ -314,6 +382,7 @@ def _latest_of_each(due_ns: Ints, following: Ints, after: Ints) -> tuple[Ints, I
 
 
 def _kinds(trace: Trace, activity: Ints) -> Ints:
+    """Return the kind of each activity by its name, as a position in ``(*KINDS, OTHER)``."""
     name_id = trace.activities.name_id[activity]
     kinds = [*KINDS, OTHER]
     of_name = np.zeros(len(trace.names), np.int64)
@@ -323,11 +392,17 @@ def _kinds(trace: Trace, activity: Ints) -> Ints:
 
 
 def weigh(replay: Replay, weights: Mapping[str, float] | None = None) -> Replay:
-    """Make the compute of each link that of its operations, times the weight of their kinds, 1 where none is given."""
+    """Return the replay with the compute of each link counted anew, weighted by the kinds of its operations.
+
+    Args:
+        replay: The replay.
+        weights: A factor for each kind of kernels; 1 for kinds without one.
+    """
     links, computed = replay.links, replay.computed
     of_kind = np.array([(weights or {}).get(kind, 1.0) for kind in (*KINDS, OTHER)])[computed.kind]
 
     def along(of_each_ns: Ints) -> Ints:
+        """Return, for each link, the weighted sum over its operations: a difference of two cumulative sums."""
         sums_ns = np.append(0, np.cumsum(np.round(of_each_ns * of_kind).astype(np.int64)))
         found_ns: Ints = sums_ns[links.end_row] - sums_ns[links.first_row]
         return found_ns
@@ -337,10 +412,14 @@ def weigh(replay: Replay, weights: Mapping[str, float] | None = None) -> Replay:
 
 
 def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[Ints, Ints]:
-    """How much earlier the host launches each operation, and begins each wait, without some launches.
+    """Return how much earlier the host launches each operation, and begins each wait, without the left-out launches.
 
-    A launch takes the time from the one before on its thread, or from the end of the last wait. What is spared counts
-    until the thread waits again: the wait then ends when what it waits for does.
+    A launch takes the time since the launch before it on its thread, or since the end of the thread's last wait, but at
+    most :data:`_LONGEST_LAUNCH_NS`. The time that is saved adds up until the thread waits again: that wait ends when
+    the operation that it waits for ends.
+
+    Returns:
+        Nanoseconds for each row of ``work``, and for each call of ``rank.host_calls``.
     """
     syncs, trace = rank.host_calls, rank.trace
     spared_ns, of_syncs_ns = np.zeros(len(work), np.int64), np.zeros(len(syncs.start_ns), np.int64)
@@ -351,16 +430,19 @@ def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[In
     is_spared = np.zeros(len(work), np.bool_)
     is_spared[without.rows] = True
     for one in distinct(thread[is_spared & (launch_ns != NO_TIME)]):
+        # The launches of the thread, and the waits of it or of the main thread, in order of time.
         rows = np.flatnonzero((thread == one) & (launch_ns != NO_TIME))
         rows = rows[np.argsort(launch_ns[rows], kind="stable")]
         at = launch_ns[rows]
         own = np.flatnonzero(np.isin(syncs.thread, [one, rank.main_thread]))
         own = own[np.argsort(syncs.end_ns[own], kind="stable")]
+        # ``took_ns``: what each left-out launch takes. ``upto_ns``: the sum of that before each launch.
         last = np.searchsorted(syncs.end_ns[own], at, side="right") - 1
         since_ns = np.maximum(take_or_unknown(syncs.end_ns[own], last, NO_TIME), np.append(NO_TIME, at[:-1]))
         took_ns = np.where(is_spared[rows] & (since_ns != NO_TIME), at - since_ns, 0)
         took_ns = np.minimum(took_ns, _LONGEST_LAUNCH_NS)
         upto_ns = np.append(0, np.cumsum(took_ns))
+        # What is saved since the last wait, until each launch, and until the begin of each wait.
         first = np.searchsorted(at, take_or_unknown(syncs.end_ns[own], last, NO_TIME), side="left")
         spared_ns[rows] = upto_ns[1:] - upto_ns[first]
         begins = np.searchsorted(at, syncs.start_ns[own], side="left")
@@ -370,27 +452,35 @@ def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[In
 
 
 _LONGEST_LAUNCH_NS = 50_000
-"""A longer time between two launches is the program's own, which it spends without this launch, too."""
+"""50 microseconds. What is longer between two launches is work of the program, which stays without the launch."""
 
 
 def join_replays(
     replays: Sequence[Replay], common_ns: Sequence[Ints], matches: Iterable[Sequence[int]]
 ) -> tuple[Replay, Ints] | None:
-    """Join the replays of several ranks: no rank goes on from a collective before all ranks have arrived.
+    """Join the replays of several ranks into one.
 
-    The steps of their ends must be the same numbers on all ranks. ``common_ns`` are the times on the common clock,
-    ``matches`` the arrivals of each common collective, as rows of the concatenated times. The result is the replay in
-    one order, and the place of each of those rows in it; ``None`` if the clocks contradict that order.
+    No rank goes on from a collective before all its ranks have arrived: the arrivals become a single time.
+
+    Args:
+        replays: One per rank; ``ends.step`` must be the key of the step, which all ranks share.
+        common_ns: The times of each replay on the common clock.
+        matches: For each collective, the arrivals of its ranks, as rows of the concatenated times of all replays.
+
+    Returns:
+        The joined replay, and for each row of the concatenated times its row in the joined replay; ``None`` if links
+        contradict the order of the times on the common clock.
     """
     if len(replays) == 1:
         return replays[0], np.arange(len(replays[0].times))
+    # Times of all ranks, in their common order. The arrivals of a collective take the place of the last of them.
     times = replace(concatenate(*(one.times for one in replays)), time_ns=np.concatenate(common_ns))
     order = np.argsort(times.time_ns, kind="stable")
     place = positions(order, len(times))
     for arrivals in matches:
         place[arrivals] = place[arrivals].max()
     first = np.cumsum([0, *(len(one.times) for one in replays)]).tolist()
-    # A length without a tail is a time of the rank's own clock.
+    # A length without a tail is a time of the rank's own clock, and becomes one of the common clock.
     links = concatenate(
         *(
             replace(
@@ -404,6 +494,7 @@ def join_replays(
             for index, (one, offset, common) in enumerate(zip(replays, first, common_ns, strict=False))
         )
     )
+    # The duration of a collective now counts from the last arrival.
     times = select(times, order)
     since_ns = times.time_ns[links.head] - take_or_unknown(times.time_ns, links.tail, 0)
     links = replace(links, length_ns=np.where(links.is_duration == 1, since_ns, links.length_ns))
@@ -414,7 +505,17 @@ def join_replays(
 
 
 def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
-    """How much earlier a step would end if one of these collectives (rows of their arrivals) took no time, for each."""
+    """Return how much earlier a step would end if a collective took no time, for each of some collectives.
+
+    Args:
+        replay: The joined replay of all ranks.
+        arrivals: The row in its times of the arrival of each collective.
+        step: Key of the step.
+
+    Returns:
+        Nanoseconds; shape of ``arrivals``.
+    """
+    # Only links between the first of the arrivals and the end of the step matter; ``left`` begins at ``first``.
     time_ns, links = replay.times.time_ns, replay.links
     ends = select(replay.ends, replay.ends.step == step)
     lasts, before_ns = ends.row, ends.before_ns
@@ -424,7 +525,7 @@ def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
     low, high = np.searchsorted(links.head[replay.heads], [first, last], side="right")
     links = select(links, replay.heads[low:high])
 
-    # The longest chain from each time to the end of the step.
+    # The longest chain from each time to the end of the step, computed from the last time to the first.
     left = np.full(max(0, last - first) + 1, _NEVER)
     is_after = lasts >= first
     np.maximum.at(left, lasts[is_after] - first, -before_ns[is_after])
@@ -436,6 +537,8 @@ def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
         to_end[tail] = max(to_end[tail], length + to_end[head])
     left = np.array(to_end)
 
+    # Without a collective, the step ends with the longest of: the chains whose link passes over the arrival, the chain
+    # through the collective with a duration of 0, and the ends that lie before it.
     chains_ns = take_or_unknown(time_ns, links.tail, 0) + links.length_ns + left[links.head - first]
     ends_ns = time_ns[lasts] - before_ns
     gains = []

@@ -1,11 +1,12 @@
-"""What steps would gain without copies, without waits of the host, or without some collectives: replayed.
+"""How much steps would gain without copies, without waits of the host, or without some collectives, by replays.
 
-Each step is replayed on its own, from the recorded times before it; see :mod:`.replay`. A length of the recording that
-is compute is cut into what it does and what communication slows it by: where a replay moves compute, or communication,
-the compute beside communication still runs at ``1 / kappa``::
+Each step is replayed on its own, from the recorded times before it; see :mod:`.replay`. Recorded compute is divided
+into its work and what communication slowed it by. Where a replay moves compute or communication, compute runs at
+``1 / kappa`` of its speed while communication runs beside it, and at full speed otherwise::
 
-    recorded   ggggssssGGGG......      s waits for the host, G beside a collective takes 1.5 times as long
-    replayed   ggggGGG                 without s nothing runs beside it
+    recorded   ggggssssGGGGGG      g, G: compute, s: the host waits
+               ........CCCCCC      C: a collective, beside which G takes 1.5 times as long
+    replayed   ggggGGGG            without s, where nothing runs beside G
 
 A replay that leaves nothing out gives the recorded times.
 """
@@ -39,22 +40,23 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, 
 Floats = NDArray[np.float64]
 
 MOST_STEPS = 24
-"""Steps that are replayed: so many, evenly spread, are enough for the interval."""
+"""The most steps that are replayed: this number of evenly spread steps is enough for the interval."""
 _MOST_PASSES, _SETTLED_NS = 12, 100
+"""A step is replayed at most this often, until no time moves by more than this (see :func:`_replay`)."""
 _MOST_LAST = 4
-"""Ranks of each collective that may be its last one in a replay: those that arrived last."""
+"""The number of ranks of a collective that may be the last to arrive in a replay: those that arrived last."""
 _MOST_SLOWED = 0.95
-"""Of the time beside communication: compute goes on at least at a twentieth of its speed."""
+"""The most that communication takes from the speed of compute: compute keeps at least a twentieth of it."""
 _UNKNOWN_SHARES = (0.0, 0.0, 0.5)
-"""Of contention, where the slowdown is not known: none, up to a slowdown of 2."""
+"""Estimate, low and high of :class:`Slowed` where the slowdown is not known: none, and up to twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a typical step would gain, with its 95 % interval, in nanoseconds; ``None`` with a reason.
+    """How much shorter a typical step would be, with the 95 % interval, in nanoseconds; ``None`` with a reason.
 
-    The interval holds how much steps differ, how well the slowdown beside communication is known, and whether gaps
-    before operations that are left out stay.
+    The interval includes how much steps vary, how well the slowdown beside communication is known, and whether gaps
+    before operations that are left out would stay.
     """
 
     ns: int | None
@@ -68,7 +70,7 @@ def unknown_gain(reason: str) -> Gain:
 
 
 def gain_of_steps(gains_ns: Sequence[int], *, is_mean: bool = False) -> Gain:
-    """The median over steps, or their mean; without an interval for few of them."""
+    """Return the gain of a typical step: the median over steps, or their mean; without an interval for few steps."""
     if not len(gains_ns):
         return unknown_gain(NO_WORK)
     combine = np.mean if is_mean else np.median
@@ -81,7 +83,11 @@ def gain_of_steps(gains_ns: Sequence[int], *, is_mean: bool = False) -> Gain:
 
 
 class WhatIf:
-    """Replays the steps of a run; ``slowed`` is asked for what communication slows only if something is replayed."""
+    """Replays the steps of a run.
+
+    ``slowed`` returns by how much communication slows compute; it is called only if something is replayed. ``reason``
+    is why nothing can be replayed, ``None`` if that is possible.
+    """
 
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork], slowed: Callable[[], Slowed]) -> None:
         self._run, self._ranks, self._slowed = run, ranks, slowed
@@ -92,11 +98,12 @@ class WhatIf:
             self.reason = NO_COMMON_CLOCK
 
     def knows(self, what: str) -> bool:
-        """Whether a rank has it, or why nothing can be replayed is known."""
+        """Return whether :meth:`without` has an answer: some rank has ``what``, or there is a reason for no gain."""
         return bool(self.reason) or any(what in one.without for one in self._ranks)
 
     def without(self, what: str) -> Gain:
-        """The gain without what :attr:`.critical_path.RankWork.without` has, such as :data:`.critical_path.COPIES`."""
+        """Return the gain without ``what``: a key of :attr:`.critical_path.RankWork.without`, such as ``COPIES``."""
+        # If the gaps before it may stay, the interval covers the results with and without them.
         gain = self._gain([one.without.get(what, one.replay) for one in self._ranks])
         with_gaps = f"{what}{WITH_GAPS}"
         if gain.low_ns is None or gain.high_ns is None or not any(with_gaps in one.without for one in self._ranks):
@@ -106,11 +113,14 @@ class WhatIf:
         return replace(gain, low_ns=min(gain.low_ns, *ends), high_ns=max(gain.high_ns, *ends))
 
     def without_collectives(self, choose: Callable[[CollectiveTimings], Mask]) -> Gain:
-        """The gain if these collectives took no time, and no rank waited for another one there."""
+        """Return the gain if the chosen collectives took no time, and no rank waited for another one in them.
+
+        ``choose`` returns the mask of these collectives in the timings of a rank.
+        """
         return self._gain([one.replay for one in self._ranks], choose)
 
     def without_lag(self, late: int) -> Gain:
-        """The gain of the other ranks if none of them waited for this one (its index)."""
+        """Return the gain of the other ranks if none of them waited for the rank with index ``late``."""
         return self._gain([one.replay for one in self._ranks], late=late)
 
     def _gain(
@@ -119,9 +129,17 @@ class WhatIf:
         choose: Callable[[CollectiveTimings], Mask] | None = None,
         late: int | None = None,
     ) -> Gain:
+        """Return the gain of changed replays against the recorded ones.
+
+        Args:
+            replays: One per rank; ``None`` where times contradict the order of the calls.
+            choose: See :meth:`without_collectives`.
+            late: See :meth:`without_lag`.
+        """
         if self.reason:
             return unknown_gain(self.reason)
         slowed = self._slowed()
+        # Kinds of kernels that communication slows more than the average count more.
         weights = {kind: share / slowed.share for kind, share in slowed.by_kind} if slowed.share else {}
         changed = [weigh(one, weights) for one in replays if one is not None]
         before = self._join([weigh(one.replay, weights) for one in self._ranks if one.replay])
@@ -131,6 +149,7 @@ class WhatIf:
         steps = self._steps(after)
         if not steps:
             return unknown_gain(NO_WORK)
+        # The steps are replayed with the estimated slowdown and with both ends of its interval.
         shares = (slowed.share, slowed.low, slowed.high) if slowed.share is not None else _UNKNOWN_SHARES
         gains = {
             share: [simulate_gain(before, after, key, start_ns, share) for key, start_ns in steps]
@@ -149,12 +168,16 @@ class WhatIf:
         choose: Callable[[CollectiveTimings], Mask] | None = None,
         late: int | None = None,
     ) -> Replay | None:
-        """All ranks in one replay, in which a collective ends so long after the last arrival as it did."""
+        """Return one replay of all ranks, in which a collective ends as long after the last arrival as it did.
+
+        ``None`` if the clocks contradict the links. Arguments: see :meth:`_gain`.
+        """
         run, keyed, common_ns, arrivals = self._run, [], [], []
         first = np.cumsum([0, *(len(one.times) for one in replays)]).tolist()
         for index, (rank, own, one) in enumerate(zip(run.ranks, self._ranks, replays, strict=True)):
             at = positions(one.times.collective, len(own.work))
             arrival, links = take_or_unknown(at, own.of_timing), one.links
+            # A chosen collective takes no time, and is no common one: its ranks do not wait for each other.
             if choose is not None:
                 is_free = np.isin(links.tail, arrival[choose(rank.timings)]) & (links.is_duration == 1)
                 arrival = np.where(choose(rank.timings), UNKNOWN, arrival)
@@ -167,6 +190,7 @@ class WhatIf:
         joined = join_replays(keyed, common_ns, [])
         if joined is None or len(replays) == 1:
             return joined and joined[0]
+        # For each matched collective and each rank, the row of its arrival in the joined replay.
         replay, place = joined
         columns = [
             take_or_unknown(take_or_unknown(place, arrival), run.matches.rows[:, index])
@@ -175,7 +199,11 @@ class WhatIf:
         return _let_ranks_meet(replay, np.stack(columns, axis=1), late)
 
     def _steps(self, replay: Replay) -> list[tuple[int, int]]:
-        """Keys of some steps that communicate, and when each begins, on the common clock."""
+        """Return the keys of the steps to replay, and when each begins on the common clock.
+
+        These are at most ``MOST_STEPS`` steps, evenly spread, that communicate and whose end is in ``replay``.
+        """
+        # For each step: its earliest start on any rank, and whether any rank communicates in it.
         starts: dict[int, int] = {}
         communicating: set[int] = set()
         for rank, own in zip(self._run.ranks, self._ranks, strict=True):
@@ -194,11 +222,21 @@ class WhatIf:
 
 
 def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay | None:
-    """Each part in a collective ends so long after the last arrival as it did, also if another rank is the last.
+    """Return the replay with links that let the ranks of a collective wait for each other.
 
-    Of many ranks, those that arrived last may. ``arrivals`` are rows of times, ``UNKNOWN`` where a rank takes no part;
-    shape (collectives, ranks). For the ``late`` rank only its own part waits.
+    On each rank, a collective ends as long after the last arrival as it did, also if another rank arrives last in the
+    replay. Of many ranks, only the ``_MOST_LAST`` that arrived last can be that rank.
+
+    Args:
+        replay: The joined replay, whose ranks do not wait for each other yet.
+        arrivals: Row in its times of each rank's arrival, ``UNKNOWN`` where a rank takes no part; shape (collectives,
+            ranks).
+        late: Index of a rank that no other rank waits for; ``None`` for none.
+
+    Returns:
+        The replay; ``None`` if links contradict the order of its times.
     """
+    # ``own``: the link of each rank's own duration; ``ends``: the time at which its collective ends.
     time_ns, links = replay.times.time_ns, replay.links
     durations = np.flatnonzero(links.is_duration == 1)
     own = take_or_unknown(durations, take_or_unknown(positions(links.tail[durations], len(time_ns)), arrivals))
@@ -208,6 +246,7 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay 
     transfer_ns = take_or_unknown(time_ns, ends, 0) - arrived_ns.max(axis=1, initial=NO_TIME)[:, None]
     length_ns, takes_part = links.length_ns.copy(), own != UNKNOWN
     length_ns[own[takes_part]] = transfer_ns[takes_part]
+    # A link from the arrival of each rank that may be the last to the end on each other rank.
     last = np.argsort(-arrived_ns, axis=1, kind="stable")[:, :_MOST_LAST]
     added = []
     for nth in range(last.shape[1]):
@@ -231,14 +270,14 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay 
 
 
 def simulate_gain(before: Replay, after: Replay, key: int, start_ns: int, share: float) -> int:
-    """How much earlier a step ends in another replay of it.
+    """Return how much earlier a step ends in ``after`` than in ``before``, in nanoseconds.
 
     Args:
-        before: The replay that gives the recorded times; ``after`` has the same times, and other links.
-        after: See ``before``.
-        key: The step.
-        start_ns: Times before this one stay.
-        share: Which share of the compute beside communication is contention.
+        before: The replay that gives the recorded times.
+        after: The replay of the same times with other links.
+        key: Key of the step.
+        start_ns: Times before this one stay as recorded.
+        share: The fraction of the compute beside communication that is contention.
     """
     last = select(after.ends, after.ends.step == key)
     ends = [_replay(one, start_ns, last.row, share) for one in (before, after)]
@@ -247,7 +286,18 @@ def simulate_gain(before: Replay, after: Replay, key: int, start_ns: int, share:
 
 
 def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
-    """The wanted times (rows), where all times from a start on are replayed."""
+    """Return some times of a replay, for which all times from ``start_ns`` on are replayed.
+
+    When compute runs beside communication depends on the times, and these depend on how much slower it runs there. So
+    the replay is repeated with the communication of the pass before, until times hardly move.
+
+    Args:
+        replay: The replay.
+        start_ns: Times before this one stay as recorded.
+        wanted: The rows of the times to return.
+        share: The fraction of the compute beside communication that is contention.
+    """
+    # Select the links to these times, ordered by head, and number the times from ``first`` on.
     recorded, end = replay.times.time_ns, int(wanted.max()) + 1
     low = int(np.searchsorted(recorded, start_ns))
     links = select(replay.links, np.flatnonzero((replay.links.head >= low) & (replay.links.head < end)))
@@ -255,6 +305,7 @@ def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
     known = links.tail[links.tail != UNKNOWN]
     first = min(low, int(known.min(initial=low)))
     links = replace(links, head=links.head - first, tail=np.where(links.tail == UNKNOWN, UNKNOWN, links.tail - first))
+    # ``rate``: the fraction of its speed that a link loses beside communication. ``work_ns``: its length without that.
     part = links.compute_ns / np.maximum(1, links.length_ns)
     rate = np.where((links.tail == UNKNOWN) | (links.length_ns <= 0), 0.0, np.minimum(_MOST_SLOWED, part * share))
     work_ns: Floats = (links.length_ns - np.where(rate > 0, share * links.beside_ns, 0.0)).astype(np.float64)
@@ -270,7 +321,7 @@ def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
 
 
 def _communication(links: Links, time_ns: Ints) -> dict[int, Intervals]:
-    """When collectives run on each rank."""
+    """Return, for each rank, when its collectives run at these times."""
     rows = np.flatnonzero(links.is_duration == 1)
     found = {}
     for rank in distinct(links.rank):
@@ -281,14 +332,22 @@ def _communication(links: Links, time_ns: Ints) -> dict[int, Intervals]:
 
 
 def _replay_once(time_ns: Ints, links: Links, work_ns: Floats, rate: Floats, besides: Mapping[int, Intervals]) -> Ints:
-    """Compute all times at the heads of links, one after the other, with communication at the given times (by rank).
+    """Return the times with those at the heads of links computed anew, one after the other.
 
-    The links of one head stand together: the latest of them counts. Links are sorted by head, so their tails are known.
+    Links are ordered by head. So the tail of a link is computed before its head, and the links of one head stand
+    together: the latest of them counts.
+
+    Args:
+        time_ns: The times before; a time that is no head of a link stays.
+        links: The links.
+        work_ns: The length of each link without communication beside it.
+        rate: The fraction of its speed that each link loses beside communication.
+        besides: When communication runs on each rank.
     """
     found = time_ns.tolist()
     edges = {rank: (beside.start_ns.tolist(), beside.end_ns.tolist()) for rank, beside in besides.items()}
     columns = (links.tail, links.head, work_ns, rate, links.rank)
-    last, latest = UNKNOWN, 0
+    last, latest = UNKNOWN, 0  # the head of the link before, and the latest time that its links gave
     for tail, head, work, slowed, rank in zip(*(column.tolist() for column in columns), strict=True):
         since = found[tail] if tail != UNKNOWN else 0
         until = since + round(work)
@@ -300,7 +359,15 @@ def _replay_once(time_ns: Ints, links: Links, work_ns: Floats, rate: Floats, bes
 
 
 def _advance(at_ns: int, work_ns: float, slowed: float, starts_ns: list[int], ends_ns: list[int]) -> int:
-    """When work that begins at a time is done, if beside communication this share of the time does nothing."""
+    """Return when work is done that loses a fraction of its speed beside communication.
+
+    Args:
+        at_ns: When it begins.
+        work_ns: How long it takes without communication.
+        slowed: The fraction of its speed that it loses beside communication.
+        starts_ns: When the intervals of communication begin, in order.
+        ends_ns: When they end.
+    """
     at, left, row = float(at_ns), work_ns, bisect_right(ends_ns, at_ns)
     while left > 0 and row < len(ends_ns):
         alone = min(left, max(0.0, starts_ns[row] - at))

@@ -11,7 +11,10 @@ from ddp_prof.analyze.doctor.gains import with_expected_gain
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 
 ABOUT_COMMUNICATION = "all rules about communication"
-"""They find nothing where it is not known what communicated, or what hid it; then this one abstains for all of them."""
+"""Stands for all rules about communication where it is not known what communicated, or how much of it was overlapped.
+
+These rules find nothing then; a single :class:`Abstained` of this name says so for all of them.
+"""
 
 RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
@@ -51,6 +54,7 @@ class Diagnosis:
 
 
 def diagnose_run(run: RunEvidence) -> Diagnosis:
+    """Apply all rules to a run, and add to each finding the gain that is expected without it."""
     results = [rule(run) for rule in RULES]
     found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
     findings = sorted(found, key=lambda one: -(one.cost_ns or 0))

@@ -22,7 +22,7 @@ _BROADCAST, _BARRIER = OPERATIONS.index("broadcast"), OPERATIONS.index("barrier"
 
 
 def compute_stream(run: RunEvidence) -> Finding | None:
-    """Communication runs on the compute stream, where no later operation can hide it.
+    """Find communication that runs on the compute stream, where nothing that is launched later can run beside it.
 
     Found if more than half of the time of communication is on the compute stream.
     """
@@ -48,16 +48,18 @@ def compute_stream(run: RunEvidence) -> Finding | None:
 
 
 def one_communicator(run: RunEvidence) -> Finding | None:
-    """A communicator runs all-gathers and reduce-scatters one after the other, which need not wait for each other.
+    """Find all-gathers and reduce-scatters that one communicator runs one after the other, though they are independent.
 
-    Found if gathers and scatters of a stream wait for each other in most steps of a rank, and some time is exposed: it
-    is what they cost at most, because beside compute nothing is lost by waiting.
+    Found if, in the median step of a rank, gathers and scatters on one stream wait for each other and some time is
+    exposed. The exposed time is the most that they can cost: waiting beside compute costs nothing.
     """
     if run.is_cpu or run.collectives.reason:
         return None
     found, costs, ranks = 0, [], []
     for rank, exposure in zip(run.analysis.ranks, run.analysis.exposures, strict=True):
         timings = rank.timings
+        # Neighbours on a stream of which one gathers and the other scatters: the later one waits from its launch, or
+        # the start of the earlier one, until the end of the earlier one.
         rows = np.flatnonzero(np.isin(timings.operation, (_GATHER, _SCATTER)) & (timings.launch_ns != NO_TIME))
         rows = rows[np.lexsort((timings.start_ns[rows], timings.lane[rows]))]
         before, after = rows[:-1], rows[1:]
@@ -86,16 +88,17 @@ def one_communicator(run: RunEvidence) -> Finding | None:
 
 
 def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
-    """All streams share a hardware queue: collectives wait for operations of other streams that were launched before.
+    """Find collectives that wait for unrelated operations, as all streams share one hardware queue.
 
-    Found if most collectives of a rank could have begun earlier, but began when an operation of another stream ended,
-    or when one of those launched before them began.
+    Found if most collectives of a rank could have begun earlier, but began only when an operation of another stream
+    ended, or when an operation that was launched before them began.
     """
     if run.is_cpu or not any(len(rank.timings) for rank in run.analysis.ranks):
         return None
     if not any(facts.could_begin for facts in run.facts):
         reason = run.why_no_dependencies or "it is not known when collectives could have begun"
         return Abstained("single hardware queue", reason)
+    # The ranks on which most of the collectives whose earliest begin is known were held up.
     late = [
         (rank.name, facts)
         for rank, facts in zip(run.analysis.ranks, run.facts, strict=True)
@@ -115,11 +118,11 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def net_gain(run: RunEvidence) -> Finding | Abstained | None:
-    """Communication slows down compute so much that hiding communication gains nothing.
+    """Find communication that slows down compute so much that overlapping it gains nothing.
 
-    Found if compute beside communication takes longer by at least the time of communication that it hides. Contention
-    is summed over streams: on a single one it is less than what is hidden, whatever the slowdown, since the compute of
-    that time would take some of it alone.
+    Found if communication makes the compute beside it longer by at least the time that is overlapped. The loss is
+    summed over streams. On a single stream it is always less than the overlapped time, because the compute that was
+    done in this time would have taken some time even alone.
     """
     if run.is_cpu:
         return None
@@ -130,6 +133,7 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     if not hidden:
         return None
     limit_ns = limit_contention_ns([facts.slowdown for facts in run.facts])
+    # An upper limit of the loss is fast to compute: if it is less than what is overlapped, overlap gains time.
     if limit_ns is not None and limit_ns < hidden:
         return None
     part = "kernels of {} of {} traces were compared: ".format(*run.compared_files) if run.compared_files else ""
@@ -151,17 +155,19 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def are_broadcasts_in_forward(timings: CollectiveTimings) -> Mask:
+    """Return which collectives are broadcasts that forward launched."""
     found: Mask = (timings.operation == _BROADCAST) & (timings.phase == PHASES.index(FORWARD))
     return found
 
 
 def are_barriers(timings: CollectiveTimings) -> Mask:
+    """Return which collectives are barriers."""
     found: Mask = timings.operation == _BARRIER
     return found
 
 
 def buffer_broadcast(run: RunEvidence) -> Finding | None:
-    """Forward broadcasts, as torch's DDP does with buffers."""
+    """Find broadcasts in forward, as torch's DDP does with the buffers of a model."""
     return _find_in_most_steps(
         run,
         "broadcast in forward",
@@ -172,7 +178,7 @@ def buffer_broadcast(run: RunEvidence) -> Finding | None:
 
 
 def barrier(run: RunEvidence) -> Finding | None:
-    """All ranks wait for each other without a message."""
+    """Find barriers: all ranks wait for each other and exchange nothing."""
     couples = _reduction_couples_all(run)
     return _find_in_most_steps(
         run,
@@ -185,7 +191,10 @@ def barrier(run: RunEvidence) -> Finding | None:
 
 
 def _reduction_couples_all(run: RunEvidence) -> bool:
-    """Whether each rank reduces gradients with all others; where sizes of groups are not known: has no subgroups."""
+    """Return whether each rank reduces gradients together with all other ranks.
+
+    Where the sizes of groups are not known: whether no rank has subgroups.
+    """
     for rank in run.analysis.ranks:
         sizes = rank.timings.group_size[carry_gradients(rank)]
         is_known = bool(len(sizes)) and bool((sizes != UNKNOWN).any()) and rank.world_size is not None
@@ -195,9 +204,9 @@ def _reduction_couples_all(run: RunEvidence) -> bool:
 
 
 def repeated_reduction(run: RunEvidence) -> Finding | None:
-    """Each bucket is reduced several times in a step, as without ``no_sync`` in gradient accumulation.
+    """Find buckets that are reduced several times per step, as when gradients are accumulated without ``no_sync``.
 
-    Found if in most steps that reduce gradients the buckets of the step follow each other several times.
+    Found if most steps that reduce gradients repeat the same sequence of buckets, such as 0, 1, 2, 0, 1, 2.
     """
     gradients = run.gradients
     if run.why_no_steps or not len(gradients):
@@ -212,7 +221,7 @@ def repeated_reduction(run: RunEvidence) -> Finding | None:
             )
         ]
     )
-    chosen = times > 1
+    chosen = times > 1  # ``times``: for each step, how often it repeats its buckets
     if 2 * np.count_nonzero(chosen) <= len(times):
         return None
     repeated = gradients.of_units(chosen)
@@ -231,7 +240,11 @@ def repeated_reduction(run: RunEvidence) -> Finding | None:
 
 
 def _count_turns(buckets: list[tuple[int, int]]) -> int:
-    """How often a step goes through its buckets, if it does so in one order; else, or if they are not known, 1."""
+    """Return how often a step repeats the same sequence of buckets; 1 if it repeats none, or a bucket is not known.
+
+    Args:
+        buckets: Number and bytes of the bucket of each collective, in order.
+    """
     different = len(dict.fromkeys(buckets))
     turns, rest = divmod(len(buckets), different)
     is_known = all(bucket != UNKNOWN for bucket, _ in buckets)
@@ -241,12 +254,19 @@ def _count_turns(buckets: list[tuple[int, int]]) -> int:
 def _find_in_most_steps(
     run: RunEvidence, rule: str, choose: Callable[[CollectiveTimings], Mask], advice: str
 ) -> Finding | None:
-    """Found if most steps of a rank have such collectives, of which a part worth a hundredth of the step is exposed.
+    """Find collectives that most steps of a rank have, if they are exposed for more than a hundredth of a typical step.
 
-    What a step would gain without them is not known: ranks that wait for each other there would wait elsewhere.
+    The finding has no cost: ranks that do not wait for each other in these collectives would wait elsewhere.
+
+    Args:
+        run: The run.
+        rule: Name of the rule.
+        choose: Returns the mask of these collectives in the timings of a rank.
+        advice: What to do about them.
     """
     if run.collectives.reason or not run.analysis.has_steps:
         return None
+    # ``found`` and ``steps``: in how many of how many steps such collectives are, on the ranks that are reported.
     ranks, found, steps, exposed = [], 0, 0, []
     for rank, exposure, overlap in zip(run.analysis.ranks, run.analysis.exposures, run.overlap.ranks, strict=True):
         chosen = choose(rank.timings)
@@ -264,23 +284,25 @@ def _find_in_most_steps(
 
 
 _MANY, _SMALL_BYTES = 30, 1 << 20
-"""This number of collectives per step, each smaller than this size, costs more latency than it hides."""
+"""At least this number of collectives per step, each smaller than this size, costs more latency than it overlaps."""
 _MOSTLY_EXPOSED = 0.5
+"""A collective is mostly exposed if more than this fraction of its duration is."""
 _LATE, _LEAST_BUCKETS = 0.8, 3
-"""The first of at least this number of buckets is late if it is launched after this share of backward."""
+"""The first bucket is late if launched after this fraction of backward; passes with fewer buckets do not count."""
 _SIZES_BY_PROFILER = "which torch.profiler writes for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
 _SIZES_BY_NSYS = "which NCCL 2.16 and later tells, and nsys exports with --include-json=true"
 _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
-"""A vote is not larger than this, and smaller than each bucket by this factor."""
+"""A vote has at most this number of bytes, and each bucket is at least this many times as large."""
 
 
 def after_backward(run: RunEvidence) -> Finding | Abstained | None:
-    """Gradients are reduced only after backward, so that backward cannot hide it.
+    """Find reductions of gradients that begin only after backward, so that they cannot overlap with it.
 
     Found if most steps launch all their reductions after backward, and these are mostly exposed and not small.
     """
     if run.why_no_steps:
         return Abstained("gradients reduced after backward", run.why_no_steps)
+    # The steps of which all reductions of gradients are launched after backward.
     late = run.gradients.of_units(run.gradients.by_unit(np.logical_and, run.gradients.blocking == _AFTER_BACKWARD))
     if 2 * len(late.counts) <= len(run.gradients.counts) or late.are_small:
         return None
@@ -301,16 +323,18 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
-    """There is one collective per parameter, each with its latency, or a single one, which cannot begin early.
+    """Find too many buckets or too few: one collective per parameter, or a single collective for all gradients.
 
-    Found if the median pass has very many small reductions, or a single one that is launched in backward, mostly
-    exposed and not small.
+    Each collective costs its latency, and a single collective cannot begin before the last gradient is ready. Found if
+    the median pass of backward has very many small reductions, or a single reduction that is launched in backward,
+    mostly exposed and not small.
     """
     if run.why_no_steps:
         return Abstained("one collective per parameter", run.why_no_steps)
     every = run.gradients.by_pass
     if not len(every):
         return None
+    # Too many: the median pass has very many, and they are small or their sizes are not known.
     count = np.sort(every.counts)[len(every.counts) // 2]
     sizes = every.bytes[every.bytes != UNKNOWN]
     if count >= _MANY and (not len(sizes) or median_or_zero(sizes) < _SMALL_BYTES):
@@ -321,6 +345,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             "Put gradients into buckets of some MiB: each collective costs its latency.",
             *run.where(every),
         )
+    # Too few: a single one. If it is launched after backward, ``after_backward`` reports it.
     if count > 1 or 2 * np.count_nonzero(every.blocking == _AFTER_BACKWARD) > len(every):
         return None
     if run.collectives.reason:
@@ -339,9 +364,10 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def last_bucket(run: RunEvidence) -> Finding | None:
-    """The last bucket holds so many parameters that a smaller one would leave less of it after backward.
+    """Find a last bucket that is so large that a smaller bucket would leave less communication after backward.
 
-    Found if its tail is the main cause of exposed time in the typical step, and something waits for it.
+    Found if the tail of the last bucket is the main cause of exposed time in the typical step, and something waits for
+    it. (The tail is exposed communication after the last compute of backward.)
     """
     cause, blocking = run.cause, run.collectives.blocking
     if cause is None or (advice := cause.smaller_bucket_advice) is None:
@@ -362,9 +388,10 @@ def last_bucket(run: RunEvidence) -> Finding | None:
 
 
 def time_without_size(run: RunEvidence) -> Finding | None:
-    """Large messages take as long as small ones, so it is not bandwidth that they wait for.
+    """Find communication that bandwidth does not limit, as large messages take as long as small ones.
 
-    Found if the largest messages of an operation take as long as the smallest, and a hundredth of the step is exposed.
+    Found if the largest messages of an operation take as long as the smallest ones, and more than a hundredth of the
+    step is exposed.
     """
     if run.collectives.reason or not run.analysis.has_steps:
         return None
@@ -384,17 +411,18 @@ def time_without_size(run: RunEvidence) -> Finding | None:
 
 
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
-    """Gradients become ready in another order than the buckets', so no bucket is complete before the end.
+    """Find gradients that become ready in another order than that of the buckets, so that all buckets are ready late.
 
-    Found if, in most passes, the first of several buckets is launched when backward is almost over. A bucket with half
-    of the gradients is late in any order and does not count. A collective without a size is not a bucket if the others
-    have sizes.
+    Found if most passes of backward launch their first bucket when backward is almost over, though they have several
+    buckets. Passes whose first bucket has half of the gradients do not count: such a bucket is late in any order. A
+    collective without a size is not taken for a bucket if other collectives of its pass have sizes.
     """
     if run.why_no_steps:
         return Abstained("gradients ready in another order than buckets", run.why_no_steps)
     every = run.gradients.by_pass
     has_size = every.bytes != UNKNOWN
     buckets = select(every, has_size | ~np.repeat(every.by_unit(np.logical_or, has_size), every.counts))
+    # Passes with several buckets, all but the last launched in backward, and the first smaller than half of the bytes.
     is_outside, first_bytes = buckets.phase != BACKWARD_PHASE, buckets.bytes[buckets.first]
     is_outside[buckets.last] = False
     are_hooks = (buckets.counts >= _LEAST_BUCKETS) & ~buckets.by_unit(np.logical_or, is_outside)
@@ -402,6 +430,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     hooks = buckets.of_units(are_hooks)
     if 2 * len(hooks.counts) <= len(every.counts):
         return None  # nothing is launched in backward, or it is a single bucket: other rules say so
+    # For each rank that is late, the median fraction of backward that is over when the first bucket is launched.
     late = {}
     for rank, facts in zip(run.analysis.ranks, run.facts, strict=True):
         shares = sorted(share for share in facts.first_share if not math.isnan(share))
@@ -426,10 +455,10 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
-    """Gradients are copied out of their buckets.
+    """Find copies of gradients out of their buckets.
 
-    Found if the consumer of most reductions of gradients is a memory copy. The slowest rank tells what they cost at
-    most. Their launches cost something, too, as far as the host delays the step.
+    Found if the first operation that needs a reduced bucket is a memory copy, for most reductions of gradients. The
+    cost is that of the slowest rank: the copies, and their launches as far as the host delays the step.
     """
     every = run.gradients
     if run.is_cpu:
@@ -442,6 +471,7 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     copied = select(every, every.is_copied)
     if 2 * len(copied) <= needed:
         return None
+    # On the critical path of a typical step, the host delays the step by ``most_ns``: launches cost no more than that.
     copies_ns = run.cost_ns([ns for facts in run.facts for ns in facts.copies_ns]) or 0
     most_ns = math.inf if run.critical.reason else median_or_zero([path.host_delay_ns for path in run.critical.steps])
     cost_ns = max(
@@ -461,9 +491,10 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def need_order(run: RunEvidence) -> Finding | Abstained | None:
-    """The bucket that is needed first is launched last, so its consumer waits for all buckets.
+    """Find buckets in the wrong order: the bucket that is needed first is launched last.
 
-    Found if in most passes the first consumer needs the collective that was launched last, and stands still for it.
+    Then the operation that needs it waits for all buckets. Found if, in most passes of backward, the first operation
+    that needs a collective needs the one that was launched last, and stands still for it.
     """
     if run.is_cpu:
         return None
@@ -472,10 +503,12 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     several = run.gradients.by_pass.of_several
     if not len(several):
         return None
+    # Only passes in which it is known of all collectives which operation needs them, and how long it stands still.
     is_unknown = (several.consumer == UNKNOWN) | (several.blocking_ns == UNKNOWN)
     known = several.of_units(~several.by_unit(np.logical_or, is_unknown))
     if 2 * len(known.counts) <= len(several.counts):
         return Abstained("the last bucket is needed first", run.unknown_needs)
+    # The last collective of each pass, and whether its consumer begins before those of all other collectives.
     last = select(known, known.last)
     is_first = last.consumer_start_ns < known.least_but_last(known.consumer_start_ns)
     found = select(last, is_first & (last.blocking_ns > 0))
@@ -493,9 +526,10 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
-    """A small collective follows the buckets of each pass: the ranks agree on which parameters were used.
+    """Find the small collective by which the ranks agree on which parameters were used, after the buckets of each pass.
 
-    Found if in most passes the last reduction is far smaller than all others, in backward or synchronize.
+    Found if, in most passes of backward, the last reduction is far smaller than all others and is launched in backward
+    or synchronize.
     """
     if run.why_no_steps:
         return Abstained("vote on unused parameters", run.why_no_steps)
@@ -505,6 +539,7 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     if np.any(several.bytes == UNKNOWN):
         where = _SIZES_BY_PROFILER if run.overlap.source == "kineto" else _SIZES_BY_NSYS
         return Abstained("vote on unused parameters", f"the trace does not tell the sizes of collectives, {where}")
+    # The last collective of each pass, if it is small, far smaller than the others, and launched in these phases.
     last = select(several, several.last)
     is_far_smaller = _VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)
     is_in_phase = np.isin(last.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))

@@ -43,7 +43,7 @@ from ddp_prof.table import (
 from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind
 
 WORTH = 0.01
-"""Waits are reported if they take a larger share of a step."""
+"""Waits and exposed time are reported if they take more than this fraction of a step."""
 
 NO_STEPS = "the trace marks no steps (see --step-range)"
 
@@ -52,15 +52,21 @@ NO_LAUNCHES = "no step is known to have launched what communicates"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something in the set-up that costs time.
+    """Something in the set-up of a run that costs time.
 
     Attributes:
-        steps: The numbers of the steps concerned; empty if it concerns the whole run, or if steps have no numbers.
+        rule: Name of the rule that found it.
+        evidence, advice: What was measured, and what to do about it, in sentences.
+        ranks: Names of the ranks that it concerns; empty if it concerns the whole run.
+        steps: Numbers of the steps that it concerns; empty if it concerns the whole run, or if steps have no numbers.
         cost_ns: Upper limit of its cost in a typical step; ``None`` if not known, for ``cost_reason``.
-        expected_gain_ns: What a typical step would gain without it, simulated, with the 95 % interval from
-            ``gain_low_ns`` to ``gain_high_ns``; none is above ``cost_ns``. ``None`` if it could not be simulated, or
-            steps are too few for an interval, for ``gain_reason``.
-        argument, value: What to set, and to what; ``None`` where the advice is no single setting, or names no value.
+        expected_gain_ns: How much shorter a typical step would be without it, by a simulation, at most ``cost_ns``;
+            ``None`` if that could not be simulated, for ``gain_reason``.
+        gain_low_ns, gain_high_ns: The 95 % interval of ``expected_gain_ns``; ``None`` if steps are too few for one.
+        gain_reason: Why the gain, or its interval, is not known.
+        argument, value: The setting to change, and its new value; ``None`` where the advice is no single setting, or
+            names no value.
+        cost_reason: Why ``cost_ns`` is not known.
     """
 
     rule: str
@@ -80,7 +86,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Abstained:
-    """A rule that cannot decide with these traces."""
+    """A rule that cannot decide with these traces, and the reason."""
 
     rule: str
     reason: str
@@ -91,25 +97,29 @@ class RankFacts:
     """Facts of one rank; arrays and tuples have one element per step.
 
     Attributes:
+        process, device: Which rank it is.
         syncs: How often a thread that trains waited for the device between the first launch of a pass of backward and
             the last launch of a collective of this pass.
-        sync_ns: How long these waits were together.
-        bare_ns: The part of the step in which its stream with most compute does nothing, not even communicate: no
-            earlier launch can make the step shorter by more.
-        copies_ns: How long copies ran on its stream of compute, in steps with a known length or else in windows.
-        copy_launches_ns: How long the host was at most busy with the launches of these copies: from its launch before.
+        sync_ns: The sum of the lengths of these waits.
+        bare_ns: The part of the step in which the stream with most compute does nothing, not even communicate.
+            Launching earlier cannot make the step shorter by more than that.
+        copies_ns: How long copies ran on the stream with most compute, in the steps whose length is known; if none is,
+            in the windows of all steps.
+        copy_launches_ns: Upper limit of the time in which the host launched these copies: the time since the launch
+            before each of them.
         knows_syncs: Whether the trace contains the waits of the host.
-        first_share: How much of each pass of backward that communicates, from 0 to 1, was launched before its first
-            collective after the first launch of the pass. NaN if not known.
+        first_share: For each pass of backward that communicates, the fraction of it (0 to 1) that was over when its
+            first collective was launched; NaN if not known.
         serialized: Number of collectives that could have begun earlier, but began when an operation of another stream
-            ended, or when one that was launched before them began.
+            ended, or when an operation that was launched before them began.
         could_begin: Number of collectives for which it is known when they could have begun.
-        graphs: Number of CUDA graphs that were recorded as a whole.
+        graphs: Number of replays of CUDA graphs that were recorded as single activities.
         outside_ns: The host's time outside of all phases while nothing communicated; empty without ranges of forward.
-        between_ns: How long nothing ran between its step and the next one, where a step lasts as long as its range.
-        starved_ns: How long the device was idle before its next work was launched; empty if not known, or not measured
-            because dependencies are known, which tell more.
-        overhead_share: Share of the profiler's own work in the windows of the rank's steps, from 0 to 1.
+        between_ns: How long nothing ran between a step and the next one; empty where the host runs ahead.
+        starved_ns: How long the device was idle before its next work was launched; empty if not known, or where
+            dependencies are known, which tell more.
+        overhead_share: The fraction (0 to 1) of the time of the rank's steps in which the profiler itself was at work.
+        slowdown: Times of kernels that limit how much communication can slow them; faster to read than ``contention``.
     """
 
     process: int
@@ -135,8 +145,8 @@ class RankFacts:
 class Gradients(Table):
     """The collectives that reduce gradients in steps, ordered by rank, step and launch.
 
-    A unit is a step or, in :attr:`by_pass`, a pass of backward. What buckets are to each other, such as the
-    first, the last, or how many, is asked of a pass; what they cost, of a step: :meth:`sum_of_steps`.
+    The rows are grouped in units: a unit is a step or, in :attr:`by_pass`, a pass of backward. The order and number of
+    buckets are those of a pass; costs are those of a step, see :meth:`sum_of_steps`.
 
     Attributes that are not listed here are those of ``CollectiveTimings``.
 
@@ -169,12 +179,12 @@ class Gradients(Table):
 
     @cached_property
     def by_pass(self) -> Gradients:
-        """The same by pass of backward: the collectives of a pass have one end of its compute."""
+        """The same collectives grouped by pass of backward: those of a pass share the end of its compute."""
         return replace(self, unit=np.cumsum(begins_run(self.step, self.backward_end_ns)) - 1)
 
     @property
     def unit_name(self) -> str:
-        """What a unit is: a step, if each has one pass."""
+        """What to call a unit: "step" if each step is one unit, else "pass of backward"."""
         return "step" if len(self.counts) == self.steps else "pass of backward"
 
     @cached_property
@@ -189,10 +199,12 @@ class Gradients(Table):
 
     @property
     def last(self) -> Ints:
+        """Row of the last collective of each unit."""
         return np.cumsum(self.counts) - 1
 
     @property
     def first(self) -> Ints:
+        """Row of the first collective of each unit."""
         return np.cumsum(self.counts) - self.counts
 
     @property
@@ -201,7 +213,11 @@ class Gradients(Table):
 
     @property
     def cost_ns(self) -> Ints:
-        """What those of each unit cost at most: a stream may stand still for what the compute of another one hides."""
+        """Upper limit of what the collectives of each unit cost, in nanoseconds.
+
+        That is their exposed time or, if longer, the time in which streams stand still for them (a stream may stand
+        still while another one computes), but not more than their duration.
+        """
         sums = (self.by_unit(np.add, values) for values in (self.exposed_ns, self.blocking_ns, self.duration_ns))
         exposed_ns, blocking_ns, duration_ns = sums
         cost_ns: Ints = np.minimum(np.maximum(exposed_ns, blocking_ns), duration_ns)
@@ -209,26 +225,34 @@ class Gradients(Table):
 
     @property
     def are_small(self) -> bool:
-        """Whether those of a typical unit, as far as their sizes are known, cost little but latency."""
+        """Whether the collectives of a typical unit have so few bytes that they cost little but latency.
+
+        Collectives without a known size count as 0 bytes; ``False`` if no size is known.
+        """
         is_known = self.bytes != UNKNOWN
         return bool(is_known.any()) and median_or_zero(self.by_unit(np.add, self.bytes * is_known)) < FEW_BYTES
 
     def by_unit(self, combine: np.ufunc, values: Ints | Mask) -> Any:
+        """Combine values, one per collective, to one per unit, such as their sum with ``np.add``."""
         return combine.reduceat(values, self.first)
 
     def sum_of_steps(self, values: Ints) -> Ints:
-        """Sums over the units of each step, of one value per unit."""
+        """Return for each step the sum of the values of its units; ``values`` has one per unit."""
         first = np.flatnonzero(begins_run(self.step[self.first]))
         return np.add.reduceat(values, first) if len(values) else values
 
     def least_but_last(self, values: Ints) -> Ints:
-        """The smallest of each unit's values, without that of its last collective."""
+        """Return the smallest value of each unit without its last collective; ``values`` has one per collective.
+
+        For a unit with a single collective, the largest possible integer.
+        """
         values = values.copy()
         values[self.last] = np.iinfo(np.int64).max
         least: Ints = self.by_unit(np.minimum, values)
         return least
 
     def of_units(self, chosen: Mask) -> Gradients:
+        """Return the collectives of the chosen units; ``chosen`` has one element per unit."""
         return select(self, np.repeat(chosen, self.counts))
 
     @property
@@ -242,11 +266,13 @@ class RunEvidence:
     """The input of all rules.
 
     Attributes:
-        facts: In the order of the ranks of ``analysis``.
-        contention: Measures contention when it is called, since it reads kernels again.
-        what_if: Replays steps without what a finding is about.
+        analysis, collectives, overlap, critical, skew: Results of the other analyses.
+        facts: One per rank, in the order of the ranks of ``analysis``.
+        contention: Measures when it is called how much communication slows compute, since it reads kernels again.
+        what_if: Replays steps without the cause of a finding.
         cause: Why most of the exposed time is exposed.
-        compared_files: In how many of the traces contention is measured, and how many there are; ``None`` for all.
+        compared_files: The number of traces in which contention is measured, and that of all traces; ``None`` if it is
+            measured in all.
     """
 
     analysis: RunAnalysis
@@ -290,23 +316,26 @@ class RunEvidence:
         return replace(every, step=step, unit=step)
 
     def where(self, found: Gradients) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The names of the ranks, and the numbers of the steps, of some collectives."""
+        """Return the names of the ranks, and the numbers of the steps, to which the collectives belong."""
         ranks = dict.fromkeys(self.analysis.ranks[index].name for index in distinct(found.rank))
         return tuple(ranks), tuple(number for number in distinct(found.number) if number != UNKNOWN)
 
     def cost_ns(self, of_steps: Sequence[int]) -> int | None:
-        """The median of costs per step; without steps, the largest of costs per rank."""
+        """Return the median of costs per step; without steps, the largest cost of a rank; ``None`` without costs."""
         if not of_steps:
             return None
         return median_or_zero(of_steps) if self.analysis.has_steps else max(of_steps)
 
     def typical_exposed_ns(self, values: Ints) -> int | None:
-        """The median of exposed times, or of costs of them; ``None`` if exposed time is not known."""
+        """Return the median of exposed times, or of costs that rest on them; ``None`` if exposed time is not known."""
         return None if self.collectives.reason else median_or_zero(values)
 
     @cached_property
     def why_no_steps(self) -> str | None:
-        """Why it is not known what steps reduce; ``None`` if it is, or if nothing seems to reduce gradients."""
+        """Why it is not known which collectives belong to which step.
+
+        ``None`` if that is known, or if nothing seems to reduce gradients.
+        """
         if not self.analysis.has_steps:
             return why_no_steps((rank.reason for rank in self.analysis.ranks), NO_STEPS) if self.gradients else None
         communicates = any(rank.comm_ns for rank in self.overlap.ranks)
@@ -322,6 +351,7 @@ class RunEvidence:
 
     @property
     def unknown_needs(self) -> str:
+        """Why it is not known which operation needs a collective."""
         return self.why_no_dependencies or "it is not known what needs the collectives"
 
 
@@ -330,10 +360,12 @@ def median_or_zero(values: Sequence[int] | Ints) -> int:
 
 
 def measure_facts(rank: RankEvents) -> RankFacts:
+    """Measure the facts of a rank that the doctor's rules need and no other analysis has."""
     syncs, sync_ns = _syncs_in_backward(rank)
     serialized, could_begin = _count_serialized(rank)
     busy_ns, length_ns = _compute_stream_ns(rank, np.ones(len(rank.events), np.bool_))
     is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
+    # ``named``: the time of each step on the host that phases, inferred backward or communication cover.
     named = np.zeros(len(rank.steps), np.int64)
     # Where the clocks disagree, a range of the host says nothing about times of the device.
     if (
@@ -374,7 +406,10 @@ def measure_facts(rank: RankEvents) -> RankFacts:
 
 
 def _knows_syncs(rank: RankEvents) -> bool:
-    """Whether the trace contains the waits of the host, which it may even if waits of streams are not known."""
+    """Return whether the trace contains the waits of the host for the device, and for what each waits.
+
+    A trace may contain these even if it does not contain the waits of streams.
+    """
     calls = rank.trace.synchronizations
     is_held = np.isin(calls.kind, HOST_WAITS)
     for_unknown = (calls.kind == SyncKind.HOST_WAIT_EVENT) & (calls.awaits == UNKNOWN)
@@ -383,7 +418,7 @@ def _knows_syncs(rank: RankEvents) -> bool:
 
 
 def _first_shares(rank: RankEvents) -> list[float]:
-    """See ``RankFacts.first_share``."""
+    """Return ``RankFacts.first_share``: which fraction of each pass of backward precedes its first collective."""
     operations, passes = rank.operations, rank.passes
     row = rank.pass_of_operation
     rows = np.flatnonzero((row != UNKNOWN) & (operations.launch_ns != NO_TIME))
@@ -391,7 +426,8 @@ def _first_shares(rank: RankEvents) -> list[float]:
     rows = rows[np.lexsort((operations.launch_ns[rows], row[rows]))]
     rows = rows[begins_run(row[rows])]  # the first of each pass
     first_ns = passes.first_ns[row[rows]]
-    last_ns = (passes.last_ns if rank.device is not None else passes.end_ns)[row[rows]]  # of the host, a range
+    # A pass lasts until its last launch, or on a CPU, until the end of its range.
+    last_ns = (passes.last_ns if rank.device is not None else passes.end_ns)[row[rows]]
     known = (last_ns > first_ns) & (not rank.clocks_disagree)
     share = np.full(len(rows), np.nan)
     share[known] = np.minimum(1, (operations.launch_ns[rows] - first_ns)[known] / (last_ns - first_ns)[known])
@@ -400,14 +436,14 @@ def _first_shares(rank: RankEvents) -> list[float]:
 
 
 def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
-    """See ``RankFacts.syncs`` and ``sync_ns``."""
+    """Return ``syncs`` and ``sync_ns`` of :class:`RankFacts`: number and length of the waits in backward, per step."""
     waits, step = waits_in_backward(rank)
     length_ns = (rank.host_calls.end_ns - rank.host_calls.start_ns)[waits]
     return np.bincount(step, minlength=len(rank.steps)), sum_by_group(length_ns, step, len(rank.steps))
 
 
 def _between_steps_ns(rank: RankEvents) -> list[int]:
-    """See ``RankFacts.between_ns``."""
+    """Return ``RankFacts.between_ns``: how long nothing ran between each step and the step that followed it."""
     if not rank.has_steps or rank.runs_ahead or why_unknown(rank) in NOT_TIMED:
         return []
     start_ns, end_ns = rank.steps.end_ns[:-1], rank.steps.start_ns[1:]
@@ -417,9 +453,9 @@ def _between_steps_ns(rank: RankEvents) -> list[int]:
 
 
 def _compute_stream_ns(rank: RankEvents, chosen: Mask) -> tuple[Ints, Ints]:
-    """How long the stream of compute was busy with the chosen events in each step, and the lengths of the steps.
+    """Return how long the stream with most compute was busy with the chosen events, and the lengths of the steps.
 
-    These are the steps whose length is known or, if none is, the windows of all steps.
+    Both results have an element for each step whose length is known or, if none is, for the window of each step.
     """
     events, times = rank.events, select(rank.step_times, rank.step_times.is_known)
     start_ns, length_ns = times.start_ns, times.length_ns
@@ -431,14 +467,16 @@ def _compute_stream_ns(rank: RankEvents, chosen: Mask) -> tuple[Ints, Ints]:
 
 
 def _launches_ns(rank: RankEvents, chosen: Mask) -> Ints:
-    """How long the host was at most busy with the launches of the chosen events in each step.
+    """Return an upper limit of the time that the host spent on launching the chosen events, for each step.
 
-    It is the time from the launch before on the same thread or, for the first one, from the start of the step's range.
+    For each launch, that is the time since the launch before it on the same thread or, for the first launch of a thread
+    in a step, since the start of the step's range.
     """
     events = rank.events
     rows = np.flatnonzero((events.launch_ns != NO_TIME) & (events.step != UNKNOWN))
     rows = rows[np.lexsort((events.launch_ns[rows], events.launcher[rows], events.step[rows]))]
     launch_ns, step = events.launch_ns[rows], events.step[rows]
+    # ``np.roll`` by 1: the launch before.
     since_ns = launch_ns - np.where(
         begins_run(step, events.launcher[rows]), rank.steps.start_ns[step], np.roll(launch_ns, 1)
     )
@@ -446,17 +484,21 @@ def _launches_ns(rank: RankEvents, chosen: Mask) -> Ints:
 
 
 def _count_serialized(rank: RankEvents) -> tuple[int, int]:
-    """See ``RankFacts.serialized`` and ``could_begin``."""
+    """Return ``serialized`` and ``could_begin`` of :class:`RankFacts`, two numbers of collectives."""
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0
     work = find_work(rank)
     stream = rank.dependencies().stream[work.activity]
     bound_ns = work.bound_ns
     rows = np.flatnonzero(work.is_collective & (bound_ns != NO_TIME))
+    # Collectives that began later than they could, and the operations that ended shortly before each of them began:
+    # positions ``first`` to ``last`` in ``by_end``.
     late = rows[work.start_ns[rows] - bound_ns[rows] > NEXT_NS]
     by_end = np.argsort(work.end_ns, kind="stable")
     first = np.searchsorted(work.end_ns[by_end], work.start_ns[late] - NEXT_NS)
     last = np.searchsorted(work.end_ns[by_end], work.start_ns[late], side="right")
+    # Held up until an operation launched before it began; else until one of another stream ended that ran already when
+    # the collective could have begun.
     is_held = find_held_ns(rank, work)[late] > NEXT_NS
     found = int(np.count_nonzero(is_held))
     late, first, last = late[~is_held], first[~is_held], last[~is_held]

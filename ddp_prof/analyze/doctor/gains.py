@@ -1,4 +1,7 @@
-"""What a typical step would gain without what a finding is about, simulated; beside the bound that the finding has."""
+"""How much shorter a typical step would be without the cause of a finding, by a simulation.
+
+The finding itself has an upper limit of that; see ``Finding.cost_ns``.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,25 @@ ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
     "one collective per parameter": ("bucket_cap_mb", None),
     "overlap without gain": ("NCCL_MAX_CTAS", None),
 }
-"""The setting behind the advice of a rule: an argument of DistributedDataParallel, or a variable of the environment."""
+"""For the name of a rule, the setting that its advice changes, and the new value (``None``: no certain value).
+
+A setting is an argument of DistributedDataParallel, or an environment variable.
+"""
 
 NOT_SIMULATED = "how much else would change with it is not in the trace"
 NO_QUEUE = "what was launched before the collectives began before they could, so no queue of all streams held them up"
 NO_BOUND = "the trace does not tell how much of a step it takes"
 MODEL_ERROR = 0.19
-"""Of a gain: by how much a replay missed what other captures then measured, in root mean square.
+"""The error of a replayed gain against the gain that another capture then measured, as a fraction of the gain.
 
-So it was for six changes of setting between captures of one job (a U-Net on four A100; 0.61 ms each in root mean
-square, missed by 0.115 ms). It holds what a replay does not know, such as what else a setting changes, and what differs
-between two runs.
+It was measured for six changes of a setting between captures of one job, a U-Net on four A100: gains of 0.61 ms were
+missed by 0.115 ms (both root mean square). The error includes what a replay does not know, such as what else a setting
+changes, and what differs between two runs.
 """
 
 
 def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
-    """Add the gain, which is never above the bound."""
+    """Return the finding with its setting and with the simulated gain, which is limited to the cost of the finding."""
     argument, value = ARGUMENTS.get(finding.rule, (finding.argument, finding.value))
     finding = replace(finding, argument=argument, value=value)
     simulate = SIMULATED.get(finding.rule)
@@ -50,11 +56,13 @@ def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
     if gain.ns is None:
         return replace(finding, gain_reason=gain.reason)
     if simulate is _without_straggler and finding.cost_ns is not None:
-        # That is what others wait for. Collectives that wait slow the compute beside them, too, which a replay knows.
+        # The cost is the time for which other ranks wait. But a replay also knows that collectives that wait slow the
+        # compute beside them, so its gain may be larger.
         finding = replace(finding, cost_ns=max(finding.cost_ns, gain.ns, gain.high_ns or 0))
     wider = _with_model_error(gain)
 
     def bounded(ns: int | None) -> int | None:
+        """Limit a gain to the cost of the finding."""
         return ns if ns is None or finding.cost_ns is None else min(ns, finding.cost_ns)
 
     return replace(
@@ -67,7 +75,7 @@ def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
 
 
 def _with_model_error(gain: Gain) -> Gain:
-    """Widen the interval, which knows one recording only, by what a replay misses."""
+    """Return the gain with an interval that also includes the error of replays; before, it reflects one recording."""
     if gain.ns is None or gain.low_ns is None or gain.high_ns is None:
         return gain
     missed_ns = 1.96 * MODEL_ERROR * gain.ns
@@ -79,7 +87,11 @@ def _with_model_error(gain: Gain) -> Gain:
 
 
 def _without_straggler(run: RunEvidence) -> Gain:
-    """Replayed or, where it is not known what waits for what, as the collectives of each step were followed."""
+    """Return the gain without the lag of the straggler.
+
+    It is replayed or, where dependencies are not known, the mean over the steps in which the straggler arrives last of
+    what its lag costs there (``run.skew``).
+    """
     if run.skew.straggler is not None:
         gain = run.what_if.without_lag(run.skew.straggler)
         if gain.ns is not None:
@@ -92,15 +104,21 @@ def _without_straggler(run: RunEvidence) -> Gain:
 
 
 def _are_votes(timings: CollectiveTimings, reduces: Mask) -> Mask:
-    """The last reduction of each pass of backward."""
+    """Return which collectives are the last reduction of their pass of backward.
+
+    ``reduces`` is the mask of the collectives that reduce gradients.
+    """
     rows = np.flatnonzero(reduces & (timings.step != UNKNOWN))
     found = np.zeros(len(timings), np.bool_)
     if len(rows):
+        # A row is the last one of its pass if the next row begins another pass.
         found[rows[np.append(begins_run(timings.step[rows], timings.backward_end_ns[rows])[1:], True)]] = True
     return found
 
 
 def _without_votes(run: RunEvidence) -> Gain:
+    """Return the gain without the votes on unused parameters."""
+    # The mask depends on the rank, but only its timings are passed on: so it is looked up by their identity.
     by_timings = {id(rank.timings): _are_votes(rank.timings, carry_gradients(rank)) for rank in run.analysis.ranks}
     return run.what_if.without_collectives(lambda timings: by_timings[id(timings)])
 
@@ -118,4 +136,7 @@ SIMULATED: Mapping[str, Callable[[RunEvidence], Gain]] = {
     "broadcast in forward": lambda run: run.what_if.without_collectives(are_broadcasts_in_forward),
     "barrier in each step": lambda run: run.what_if.without_collectives(are_barriers),
 }
-"""The rules whose findings can be left out of a replay of the recorded steps; others need another schedule."""
+"""For the name of a rule, the function that replays the recorded steps without the cause of its finding.
+
+The causes of other rules cannot be left out of a replay: without them, steps would have another schedule.
+"""

@@ -1,4 +1,4 @@
-"""Rules about what delays a device from outside: its host, another rank, the profiler."""
+"""Rules about what delays a device from outside: its host, another rank, or the profiler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from ddp_prof.communication import OPERATIONS
 from ddp_prof.table import NO_TIME, count_before, distinct_rows
 
 _HOST_SHARE = 0.25
+"""The host is reported as late if it takes at least this fraction of a step."""
 _OVERHEAD_SHARE = 0.05
+"""The profiler is reported if it works for more than this fraction of the time of steps."""
 _LEAST_HOOKS = 3
+"""Only passes of backward with at least this number of collectives tell whether the host waits for each of them."""
 _DELAY_TOLERANCE = 0.5
-"""If the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms, else by about 0."""
+"""If a collective takes 1 ms longer, the next launch is later by 1 ms, give or take this, if the host waits for it.
+
+If the host does not wait, the next launch is later by about 0 ms.
+"""
 _LAUNCH_LESS = (
     "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere; "
     "fewer waits for the device (.item(), .cpu(), print), so that the host runs ahead."
@@ -28,9 +34,10 @@ _LOAD_AHEAD = "Load and move data in other processes, ahead of the step that nee
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
-    """The host waits for the device during backward, so that it launches the rest of backward late.
+    """Find waits of the host for the device during backward, which make it launch the rest of backward late.
 
-    Found if in most steps the host waits between the first launch of backward and the last launch of a collective.
+    Found if, in most steps, the host waits between the first launch of backward and the last launch of a collective,
+    and both these waits and the idle time of the compute stream are more than a hundredth of the step.
     """
     if run.why_no_steps:
         return Abstained("host synchronization in backward", run.why_no_steps)
@@ -38,6 +45,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
         return _host_sync_on_host(run)
     if not all(facts.knows_syncs for facts in run.facts):
         return Abstained("host synchronization in backward", "the trace does not tell what the host waited for")
+    # For each rank that waits: its name, the number of its waits, and their length and the idle time in a typical step.
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
         window = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
@@ -68,10 +76,11 @@ _WAITS_OF_FSDP = (
 
 
 def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
-    """On a CPU, the host waits for each collective of backward before it goes on.
+    """Find, on a CPU, that the host waits for each collective of backward before it goes on.
 
-    Found if in most passes each collective ends before the next one is launched, and a longer one delays the next
-    launch by as much. Short collectives may also end before, without a wait; but then their length delays nothing.
+    Found if, in most passes of backward, each collective ends before the next one is launched, and a collective that
+    takes longer delays the next launch by as much. Short collectives may end before the next launch even if the host
+    does not wait for them; but then their length does not delay it.
     """
     every = run.gradients.by_pass
     is_known = (every.phase == BACKWARD_PHASE) & (every.launch_ns != NO_TIME)
@@ -81,6 +90,7 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     blocked = launched.of_units(~launched.by_unit(np.logical_or, is_running))
     if 2 * len(blocked.counts) <= len(every.counts):
         return None
+    # The delay per length must be near 1: not found if its interval excludes that, undecided if it is too wide.
     low, high = _delay_by_length(launched) or (-math.inf, math.inf)
     if high < 1 - _DELAY_TOLERANCE or low > 1 + _DELAY_TOLERANCE:
         return None
@@ -101,24 +111,29 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def _delay_by_length(launched: Gradients) -> tuple[float, float] | None:
-    """How much later the next collective is launched, divided by how much longer one takes; ``None`` if not known.
+    """Return by how much the next launch is later, in ms, for each ms that a collective takes longer than usual.
 
-    The 95 % interval of the slope of a line through the deviations from the medians of each rank and position in the
-    step. What makes all of a step longer by one factor, such as other programs, counts for neither. All steps are used:
-    among the steps whose collectives ended before the next launch, long collectives always have long intervals.
+    The result is the 95 % interval of this slope; ``None`` if it is not known. It is fitted to deviations from the
+    medians of each rank and position in the step. A factor by which a whole step is longer, such as by other programs,
+    is removed first. All steps are used: if only those were used whose collectives ended before the next launch, long
+    collectives would always be followed by long intervals.
     """
+    # Duration of each collective, and interval from its launch to the next one; not for the last one of a unit.
     rows = np.delete(np.arange(len(launched)), launched.last)
     intervals_ns = np.roll(launched.launch_ns, -1) - launched.launch_ns
     values = np.stack([launched.duration_ns, intervals_ns], axis=1)[rows]
+    # The medians over the steps, for each rank and position of the collective in its unit.
     _, position = distinct_rows(launched.rank[rows], count_before(launched.unit)[rows])
     typical = np.ones(values.shape)
     order = np.argsort(position, kind="stable")
     for of_one in np.split(order, np.flatnonzero(np.diff(position[order])) + 1):
         typical[of_one] = np.maximum(1, np.median(values[of_one], axis=0))
+    # Deviations, without the mean factor of each unit.
     factors = values / typical
     _, step = np.unique(launched.unit[rows], return_inverse=True)
     of_step = np.stack([np.bincount(step, factor) / np.bincount(step) for factor in factors.T], axis=1)
     length, interval = ((factors - of_step[step]) * typical).T
+    # The slope is the sum of products over the sum of squares; units are drawn for its interval.
     products = np.stack([np.bincount(step, length * interval), np.bincount(step, length**2)], axis=1)
     if not np.all(products[:, 1]):
         return None
@@ -126,13 +141,16 @@ def _delay_by_length(launched: Gradients) -> tuple[float, float] | None:
 
 
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
-    """The host launches too slowly, so the device waits for it.
+    """Find a host that launches too slowly, so that the device waits for it.
 
-    Found if the host and its launches, on the path that goes back from the end of the step, are at least a quarter of
-    the median step, and the stream of compute has nothing to do for so long. If the path is not known: if the device is
-    idle for a quarter of the median step before its next work is launched. On a CPU: if time outside of phases and
-    communication is at least a quarter of the median step. Everywhere: if nothing runs for a quarter of the time from
-    step to step, between them.
+    Found, in this order:
+
+    - if nothing runs between steps for at least a quarter of the time from step to step;
+    - on a CPU, if the time outside of phases and communication is at least a quarter of the median step;
+    - if the host and its launches take at least a quarter of the median step on its critical path, and the compute
+      stream has nothing to do for as long;
+    - where the critical path is not known, if the device is idle for at least a quarter of the median step before its
+      next work is launched.
     """
     if found := _idle_between_steps(run):
         return found
@@ -142,6 +160,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
     bare = {rank.name: median_or_zero(one.bare_ns) for rank, one in zip(run.analysis.ranks, run.facts, strict=True)}
+    # For each step: its critical path, for how long the host delayed it, and its length.
     late = [
         (path, min(path.host_delay_ns, bare[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.path_ns)
         for path in run.critical.steps
@@ -167,9 +186,15 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
 def _name_late_hosts(
     run: RunEvidence, late: Iterable[int], whole: Iterable[int], evidence: str, advice: str
 ) -> Finding | None:
-    """The finding about the ranks whose host is late for at least a quarter of the time; both times are per rank.
+    """Return the finding about the ranks whose host is late for at least a quarter of the time; ``None`` if none is.
 
-    ``evidence`` has places for the share and the time of the rank that is late most, for which the others wait.
+    Args:
+        run: The run.
+        late: For each rank, how long its host is late in a typical step, in nanoseconds.
+        whole: For each rank, the time of which that is a part, such as the length of a step.
+        evidence: The text of the finding, with two placeholders for the rank that is late most, as the others wait for
+            it: percentage and time.
+        advice: What to do about it.
     """
     of_ranks = zip(run.analysis.ranks, late, whole, strict=True)
     found = [(ns, ns / length, rank.name) for rank, ns, length in of_ranks if length and ns >= _HOST_SHARE * length]
@@ -181,6 +206,7 @@ def _name_late_hosts(
 
 
 def _idle_between_steps(run: RunEvidence) -> Finding | None:
+    """Find ranks on which nothing runs between steps for at least a quarter of the time from step to step."""
     if run.overlap.missing:  # what ran between steps may be what was not recorded
         return None
     between = [median_or_zero(facts.between_ns) for facts in run.facts]
@@ -193,6 +219,7 @@ def _idle_between_steps(run: RunEvidence) -> Finding | None:
 
 
 def _starved_devices(run: RunEvidence) -> Finding | None:
+    """Find devices that are idle for at least a quarter of a step before their next work is launched."""
     starved = [median_or_zero(facts.starved_ns) for facts in run.facts]
     lengths = [
         median_or_zero(rank.lengths_ns or [step.window_ns or 0 for step in rank.steps]) for rank in run.overlap.ranks
@@ -203,6 +230,7 @@ def _starved_devices(run: RunEvidence) -> Finding | None:
 
 
 def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
+    """Find, on a CPU, ranks that spend at least a quarter of a step outside of phases and communication."""
     if not any(rank.comm_ns for rank in run.overlap.ranks):
         reason = next((rank.reason for rank in run.overlap.ranks if rank.reason != NO_COMMUNICATION), None)
         silent = f"{NO_COMMUNICATION}, which may be what the host does between its phases"
@@ -219,12 +247,13 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
-    """The other ranks wait for one rank.
+    """Find a rank for which the other ranks wait.
 
     Found if a rank arrives last more often than chance explains, and the step would be shorter without its lag.
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
+    # Without a straggler: undecided if one rank is last in all steps, but these are too few.
     if run.skew.straggler is None:
         for rank in run.skew.ranks:
             if run.skew.steps and rank.last_steps == len(run.skew.steps):
@@ -248,7 +277,7 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def graph_replay(run: RunEvidence) -> Finding | None:
-    """CUDA graphs were recorded as a whole, so what they communicate is not in the trace.
+    """Find CUDA graphs that were recorded as a whole, so that the trace does not contain what they communicate.
 
     Found if the trace contains replays of graphs as single activities.
     """
@@ -266,7 +295,7 @@ def graph_replay(run: RunEvidence) -> Finding | None:
 
 
 def profiler_overhead(run: RunEvidence) -> Finding | None:
-    """The profiler itself takes so much time that it changes the figures.
+    """Find a profiler that takes so much time that it changes the figures.
 
     Found if the profiler was at work in more than a twentieth of the time of steps, or of a capture without steps.
     """

@@ -1,17 +1,19 @@
 """How the devices of a run spent their time, as shown by ``ddp-prof kernels``.
 
-*What hid communication*: at each instant the first phase in :data:`PHASE_ORDER`, and in it the first kind by name::
+*What hid communication*: compute that ran at the same time. If compute of several phases did, an instant belongs to the
+first of them in :data:`PHASE_ORDER`, and among kinds of compute of this phase to the first by name::
 
     communication  ..########..
-    backward       ####..####..     ##..####  ->  2 + 2 (the optimizer has the rest)
-    optimizer      ........####
+    backward       ####..####..     hid 2 + 4
+    optimizer      ........####     hides nothing: backward comes first
 
-*Why a device was idle*: until the work that ends the stretch was launched, its host was late; then it was queued::
+*Why a device was idle*: until the operation that ends the idle stretch was launched, the host was late, and its phase
+at each instant is the cause. After the launch, the operation was launched, but had not begun::
 
     device    ####..............####
-    launch               ^              of the work that ends the stretch
-    host      ffffffbbbbbbbbbbbbbbbb    in forward, then in backward
-    cause         ffbbbbb|------|       the last part: launched, not begun
+    launch               ^              of the operation that ends the stretch
+    host      ffffffbbbbbbbbbbbbbbbb    in forward (f), then in backward (b)
+    cause         ffbbbbb|------|       forward, backward, then: launched, not begun
 
 On a CPU nothing is launched: all idle time is divided by the host's phase.
 """
@@ -49,7 +51,7 @@ PHASE_ORDER = (BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE, None)
 
 @dataclass(frozen=True, slots=True)
 class HiddenTime:
-    """Communication of a rank that was hidden by compute of one phase and kind (:data:`HOST` or one of ``KINDS``)."""
+    """Communication of a rank that compute of one phase and kind (:data:`HOST` or one of ``KINDS``) hid."""
 
     phase: str | None
     kind: str
@@ -57,7 +59,10 @@ class HiddenTime:
 
 
 def measure_hidden(rank: RankEvents) -> tuple[HiddenTime, ...]:
-    """Divide a rank's overlapped time; the parts sum to it exactly. Empty parts are left out."""
+    """Return a rank's overlapped time by the phase and kind of compute that hid it.
+
+    The parts sum to the overlapped time exactly. Empty parts are left out.
+    """
     trace, events = rank.trace, rank.events
     if rank.beside is not None:  # compute of steps that do not count hides communication, too
         events = concatenate(events, rank.beside)
@@ -69,6 +74,7 @@ def measure_hidden(rank: RankEvents) -> tuple[HiddenTime, ...]:
     kinds = sorted(set(kind_of_name))
     kind = np.array([kinds.index(name) for name in kind_of_name], np.int64)[which]
     found = []
+    # Each phase and kind takes its part of the time that is left.
     for phase in PHASE_ORDER:
         in_phase = events.phase[rows] == (UNKNOWN if phase is None else PHASES.index(phase))
         for number in np.unique(kind[in_phase]).tolist():
@@ -88,12 +94,18 @@ HOST_OUTSIDE = "host outside of named phases"
 UNKNOWN_CAUSE = "unknown"
 
 CAUSES = (OTHER_STEP, PROFILER, NOT_BEGUN, *HOST_IN.values(), HOST_OUTSIDE, UNKNOWN_CAUSE)
-"""If several causes apply to an instant, the first one counts."""
+"""Causes of idle time. If several apply to an instant, the first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleTime:
-    """Idle time of a rank's steps, and its causes, which sum to it exactly; ``None`` with a reason."""
+    """Idle time of a rank's steps, and its causes.
+
+    Attributes:
+        idle_ns: The sum over all steps; ``None`` if not known.
+        causes: Pairs of a cause, one of :data:`CAUSES`, and its time in nanoseconds; they sum to ``idle_ns`` exactly.
+        reason: Why idle time is not known; ``None`` if it is.
+    """
 
     idle_ns: int | None
     causes: tuple[tuple[str, int], ...]
@@ -101,6 +113,7 @@ class IdleTime:
 
 
 def _why_idle_unknown(rank: RankEvents) -> str | None:
+    """Return why the idle time of a rank is not known; ``None`` if it is."""
     if has_no_usable_events(rank) or rank.why_left_out:
         return why_unknown_work(rank)
     if (reason := why_unknown(rank)) in NOT_TIMED:
@@ -113,6 +126,7 @@ def _why_idle_unknown(rank: RankEvents) -> str | None:
 
 
 def measure_idle(rank: RankEvents) -> IdleTime:
+    """Return the idle time of a rank's steps, divided by cause."""
     if reason := _why_idle_unknown(rank):
         return IdleTime(None, (), reason)
     parts = rank.breakdown
@@ -140,7 +154,10 @@ def measure_idle(rank: RankEvents) -> IdleTime:
 
 
 def measure_starvation(rank: RankEvents) -> Ints | None:
-    """For each step, idle time of its device before its next work was launched; ``None`` if this is not known."""
+    """Return for each step the time (ns) in which its device was idle and its next operation had not been launched.
+
+    ``None`` if this is not known.
+    """
     if rank.device is None or rank.clocks_disagree or _why_idle_unknown(rank):
         return None
     gaps, pending, undecided = _find_gaps(rank)
@@ -149,7 +166,12 @@ def measure_starvation(rank: RankEvents) -> Ints | None:
 
 
 def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
-    """The gaps between a rank's events; the parts after the launch of the next event; gaps without such a launch."""
+    """Return the gaps in which a rank does nothing, and two parts of them that tell a cause.
+
+    Returns:
+        All gaps; the parts of the gaps after the launch of the event that ends the gap; the gaps of which this launch
+        is not known. The latter two are empty on a CPU.
+    """
     events, parts = rank.events, rank.breakdown
     busy, nothing = union(events.start_ns, events.end_ns), union(events.start_ns[:0], events.end_ns[:0])
     if rank.beside is not None:
@@ -171,7 +193,10 @@ def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
 
 @dataclass(frozen=True)
 class RankUse:
-    """One rank. The parts in ``hidden`` sum to ``overlapped_ns``, which is ``None`` if not known."""
+    """How the device of one rank spent its time.
+
+    The parts in ``hidden`` sum to ``overlapped_ns``, which is ``None`` if not known.
+    """
 
     process: int
     device: int | None
@@ -189,11 +214,12 @@ class DeviceUse(FrameResult):
     kernels: tuple[KernelTime, ...]
 
     def to_frame(self) -> DataFrame:
-        """One row per kernel."""
+        """Return a table with one row per kernel."""
         return make_frame(KernelTime, self.kernels)
 
 
 def measure_rank_use(rank: RankEvents) -> RankUse:
+    """Return how the device of a rank spent its time."""
     communicates = rank.union_of(Category.COMMUNICATION).length_ns > 0
     is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_graphs(rank) and communicates)
     is_unknown |= why_unknown(rank) == NO_DURATIONS

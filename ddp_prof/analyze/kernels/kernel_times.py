@@ -1,16 +1,19 @@
 """The kernels of a run, each with its time, and how much slower they compute while communication runs beside them.
 
-Executions with the same name, launch shape and phase are one kernel; ``docs/metrics.md`` defines its slowdown::
+Executions with the same name, launch shape (grid and block) and phase are one kernel; ``docs/metrics.md`` defines its
+slowdown. An execution is *beside* communication if communication covers more than half of it, and *alone* if no
+communication runs at the same time::
 
     kernel         aaaa  aaaaaa  aaaa
     communication        ######   #
                    alone beside  neither          slowdown 6/4
 
-Contention is the slowdown of all kernels together. Executions with the same name and launch shape at the same position
-in the step (the n-th launch of these) are compared: those beside communication with those without any::
+*Contention* is the time by which communication slows all kernels together. For it, executions with the same name and
+launch shape at the same position in the step (the n-th launch of these) are compared: those beside communication with
+those alone::
 
     step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
-             stream                            stream       NNNNNN
+             NCCL                              NCCL         NNNNNN      beside communication N
 
 The executions may be from one run or from several, for example ``naive`` and ``overlap``. Within one run, an execution
 that is slow for another reason is a little more likely to overlap communication, so two runs are more reliable.
@@ -49,7 +52,7 @@ KINDS = {
     "reduction": r"reduce|softmax|triton_red|triton_per",
     "elementwise": r"elementwise|triton_poi|dropout|fill",
 }
-"""Kinds of work, each with a pattern for the names of its kernels, ignoring case; the first match counts."""
+"""Kinds of work, each with a regular expression for the names of its kernels, ignoring case; the first match counts."""
 OTHER = "other"
 COMMUNICATION = "communication"
 UNNAMED = "unnamed"
@@ -59,6 +62,7 @@ _COMPILED = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in KIN
 
 @lru_cache(MOST_NAMES)  # a kernel has one name in all steps and ranks
 def kind_of_compute(name: str) -> str:
+    """Return the kind of work of a compute kernel by its name: one of :data:`KINDS` or :data:`OTHER`."""
     return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
 
 
@@ -66,7 +70,10 @@ AnyKey = TypeVar("AnyKey", bound="Hashable")
 
 
 def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[AnyKey], Ints]:
-    """Distinct keys of all parts, and for each row of the concatenated parts the index of its key."""
+    """Return the distinct keys of all parts, and for each row of the concatenated parts the index of its key.
+
+    A part is a list of keys, and for each of its rows an index into this list.
+    """
     parts = list(parts)
     number: dict[AnyKey, int] = {}
     rows = [np.array([number.setdefault(key, len(number)) for key in keys], np.int64)[row] for keys, row in parts]
@@ -74,6 +81,7 @@ def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[Any
 
 
 def is_mostly_overlapped(duration_ns: Ints, communication_ns: Ints) -> Mask:
+    """Return whether communication covers more than half of each duration."""
     found: Mask = 2 * communication_ns > duration_ns
     return found
 
@@ -82,17 +90,19 @@ LEAST_EXECUTIONS = 5
 """A slowdown needs this number of executions beside communication, and as many alone."""
 
 Key = tuple[str, str, str | None, str]
+"""Name, launch shape, phase and kind of a kernel."""
 
 
 @dataclass(frozen=True)
 class KernelRuns:
-    """All executions of kernels by one rank, in each step in the order of launch.
+    """All executions of kernels by one rank, ordered by step and in each step by launch.
 
     Attributes:
-        keys: Name, launch shape, phase and kind of each kernel.
+        keys: The distinct kernels.
         kernel: Index into ``keys`` for each execution.
+        duration_ns: Duration of each execution.
         beside_ns: The part of each duration in which communication ran; for collectives, all of it.
-        step: Index of the step; ``UNKNOWN`` outside of all steps, and in a capture without steps.
+        step: Index of each execution's step; ``UNKNOWN`` outside of all steps, and in a capture without steps.
         steps: Number of measured steps.
     """
 
@@ -106,11 +116,14 @@ class KernelRuns:
 
 @dataclass(frozen=True)
 class KernelExecutions:
-    """All executions of one kernel, what its figures are measured from. Columns have one element per execution.
+    """All executions of one kernel, from which its figures are measured. Columns have one element per execution.
 
     Attributes:
-        rank: Index of the rank.
-        all_kernels_ns: Summed durations of all kernels of the run.
+        key: The kernel.
+        duration_ns: Duration of each execution.
+        beside_ns: The part of each duration in which communication ran.
+        rank: Index of the rank of each execution.
+        all_kernels_ns: Sum of the durations of all kernels of the run.
     """
 
     key: Key
@@ -125,27 +138,33 @@ class KernelExecutions:
 
     @cached_property
     def is_beside(self) -> Mask:
+        """Whether communication covers more than half of each execution."""
         return is_mostly_overlapped(self.duration_ns, self.beside_ns)
 
     @cached_property
     def is_alone(self) -> Mask:
+        """Whether no communication runs beside each execution."""
         is_alone: Mask = self.beside_ns == 0
         return is_alone
 
     @cached_property
     def has_both(self) -> Mask:
-        """Whether the rank has executions of both kinds: ranks may hold other work, so only these are compared."""
+        """For each execution, whether its rank has executions both beside communication and alone.
+
+        Only these are compared, because the same kernel may do other work on other ranks.
+        """
         ranks = np.intersect1d(self.rank[self.is_beside], self.rank[self.is_alone])
         has_both: Mask = np.isin(self.rank, ranks)
         return has_both
 
     @cached_property
     def compared_ns(self) -> tuple[Ints, Ints]:
-        """The durations beside communication, and alone, of the ranks that have both."""
+        """The durations of the executions beside communication, and of those alone, on the ranks that have both."""
         return self.duration_ns[self.is_beside & self.has_both], self.duration_ns[self.is_alone & self.has_both]
 
     @cached_property
     def why_no_slowdown(self) -> str | None:
+        """Why the slowdown is not known; ``None`` if it is."""
         beside, alone = self.compared_ns
         if self.communicates:
             return "it communicates itself"
@@ -240,7 +259,7 @@ class KernelTime:
 
 
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
-    """All kernels of a rank, including those outside of steps, without warm-up."""
+    """Return all kernels of a rank, including those outside of steps, but not those of warm-up steps."""
     events, rows, trace = rank.events, np.flatnonzero(rank.is_kernel), rank.trace
     rows = rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
     activity = events.activity[rows]
@@ -266,10 +285,11 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
 
 
 def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
-    """The kernels of all ranks together, in descending order of total time."""
+    """Return the kernels of all ranks together, in descending order of total time."""
     keys, kernel = merge_keys((runs.keys, runs.kernel) for runs in ranks)
     if not keys:
         return ()
+    # Split the executions of all ranks by kernel.
     order = np.argsort(kernel, kind="stable")
     borders = np.cumsum(np.bincount(kernel, minlength=len(keys)))[:-1]
     durations = np.split(np.concatenate([runs.duration_ns for runs in ranks])[order], borders)
@@ -288,47 +308,53 @@ def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
 Floats = NDArray[np.float64]
 
 LEAST_KERNELS = 5
-"""At least this number of different kernels (name and position) must be compared, or there is no figure."""
+"""Smallest number of different kernels (name and position in the step) that must be compared for a figure."""
 
 SAME_WORK, AGREEING, AGREEING_NS = 0.9, 0.05, 1000
-"""Two ranks have the same work if such a share of kernels that ran alone on both takes as long: within 5 % or 1 us."""
+"""Two ranks have the same work if at least this fraction of the kernels that ran alone on both takes equally long.
+
+Two times are equally long if they differ by no more than 5 % or 1 us.
+"""
 
 SAME = 0.02
-"""Two kinds of steps count as equal if the ratio of their times differs from 1 by no more than this."""
+"""Largest deviation from 1 of the ratio of two times that count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How much communication slows the compute beside it, of one run; without figures if there is a reason.
+    """How much communication slows the compute beside it in one run; without figures if there is a ``reason``.
 
-    A kernel that takes ``alone`` by itself, and runs beside communication for ``beside`` of its ``duration``, does
-    there what takes ``alone - (duration - beside)`` by itself. The slowdown is the ratio of the two, of their sums over
-    all compared executions::
+    A kernel needs ``alone`` without communication. An execution of it lasts ``duration``, of which ``beside`` has
+    communication beside it. In the rest, ``duration - beside``, it does as much as alone. So during ``beside`` it does
+    work that takes ``done = alone - (duration - beside)`` without communication. The slowdown is ``beside / done``,
+    where both are summed over all compared executions::
 
-        alone      ######          6
-        beside     ####======      4 without communication, 6 beside it, where it does what takes 2: slowdown 3
+        alone         ######          6
+        duration      ####======      4 without communication, 6 beside it. done = 6 - 4 = 2, so the slowdown is 3
 
-    Contention is what this makes of *all* time beside communication::
+    Contention applies this slowdown to *all* time beside communication, that of kernels that were not compared, too::
 
         contention = sum over kinds of kernels of beside * (1 - 1 / slowdown)
 
-    A kind has its own slowdown if half of its time beside communication could be compared, of some kernels, and if
-    these differ from those of other kinds. The others have that of all compared kernels of such kinds or, if there are
-    none, of all kinds.
-    The interval also holds what comes out if each kind with enough kernels has its own, and how much compared kernels
-    differ, as those that could not be compared may.
+    A kind of kernels has its own slowdown if enough of its kernels (:data:`LEAST_KERNELS`) and half of its time beside
+    communication could be compared, and if its kernels are slowed otherwise than those of other kinds. All other kinds
+    have the slowdown of their compared kernels together or, if there are none, of all compared kernels. The intervals
+    are wide enough for two more doubts: each kind with enough kernels might have its own slowdown, and the kernels that
+    were not compared might be slowed otherwise, as the compared kernels differ from each other.
 
     Attributes:
-        kernels: Number of different kernels (name and position) that were compared.
-        runs: Number of executions beside communication that were compared.
-        share: The compared share of all time of kernels beside communication, 0 to 1.
-        slowdown: That of all compared executions together.
+        kernels: Number of different kernels (name and position in the step) that were compared.
+        runs: Number of executions with communication beside them that were compared.
+        share: Compared fraction of the time of kernels beside communication, 0 to 1.
+        slowdown: Slowdown of all compared executions together.
         slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
-        slowed: Share of the time beside communication that is contention, 0 to 1.
+        slowed: Fraction of the time beside communication that is contention, 0 to 1.
         slowed_low, slowed_high: Its 95 % interval; ``None`` for too few steps.
-        slowed_by_kind: That share of each kind.
-        contention_ns: The mean cost for a step of a rank, of all time beside communication, summed over streams.
-        half_width_ns: Half of the interval of ``contention_ns``.
+        slowed_by_kind: Pairs of a kind of kernels and the same fraction for this kind.
+        contention_ns: Contention in a step of a rank, on average; from all time beside communication, summed over
+            streams.
+        half_width_ns: Half of the width of its 95 % interval.
+        reason: Why there are no figures; ``None`` if there are.
     """
 
     kernels: int = 0
@@ -347,11 +373,14 @@ class Contention:
 
 
 def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns] = ()) -> Contention:
-    """Compare kernels of a run beside communication with the same kernels alone.
+    """Return the contention in a run: its kernels beside communication are compared with the same kernels alone.
 
-    A kernel is compared with itself on its own rank, and on ranks on which the same kernels alone take as long: others
-    may hold other work. ``reference`` are ranks of other runs of the same model; their executions without communication
-    are used where these have none.
+    A kernel is compared with its executions on its own rank, and on ranks on which the kernels alone take as long as
+    there. Other ranks may have other work.
+
+    Args:
+        ranks: The ranks of the run.
+        reference: Ranks of other runs of the same model. Their executions alone are used where the run has none.
     """
     both = list(map(_compute_in_steps, (*ranks, *reference)))
     of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
@@ -361,12 +390,15 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     duration, beside, step = (
         np.concatenate([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
     )
+    # `key` is the number of each execution's kernel and position in the step; `own` are the executions of the run.
     rank = np.repeat(np.arange(len(both)), [len(runs.kernel) for runs in both])
     _, key = distinct_rows(kernel, count_before(distinct_rows(rank, step, kernel)[1]))  # rows are in order of launch
     own = np.arange(len(key)) < of_ranks
     is_mostly_beside: Mask = own & is_mostly_overlapped(duration, beside)
     if not is_mostly_beside.any():
         return Contention(reason="no kernel ran beside communication for more than half of its time")
+    # `alone` numbers the groups of executions that do the same work; the median of those alone is what they are
+    # compared with.
     alone = _by_work(key, rank, own, beside == 0, duration)
     alone_ns, has_alone = _medians_by_key(alone, duration, beside == 0)
     compared = own & (beside > 0) & has_alone[alone]
@@ -378,23 +410,26 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     if doubt := _other_difference(rank, step, key, own, duration, beside, is_mostly_beside):
         return Contention(reason=doubt)
 
-    # What a compared execution did beside communication takes so long alone.
+    # How long the work that a compared execution did beside communication takes alone.
     done_ns = alone_ns[alone] - (duration - beside)
     if not alone_ns[alone[compared]].sum():
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
     if done_ns[compared].sum() <= 0:
         return Contention(reason="the compared kernels were as long without communication as they are alone")
+    # By step and kind of kernels: the compared time beside communication, what it takes alone, and all such time.
     names, kind = np.unique([kind_of_compute(name) for name, _ in keys], return_inverse=True)
     kind, kinds = kind[kernel], range(len(names))
     has_enough = np.array([len(np.unique(key[compared & (kind == one)])) >= LEAST_KERNELS for one in kinds])
     sums = _sums_by_step(step, kind, len(kinds), (beside * compared, done_ns * compared, beside * own))
     compared_ns, took_ns, all_ns = np.split(sums.sum(axis=0), 3)
     differs = _differ_from_others(key, kind, beside * compared, done_ns * compared, len(kinds))
-    # The second widens the intervals.
+    # Which kinds have their own slowdown: for the figures, and in a second way that only widens the intervals.
     own_slowdown = has_enough & (2 * compared_ns >= all_ns) & differs, has_enough
     slowdown, slowed = float(_slowdown(sums[None])[0]), float(_slowed(own_slowdown[0], sums[None])[0])
     of_kinds = _slowdown_by_kind(own_slowdown[0], compared_ns, took_ns)
     slowed_by_kind = np.maximum(0.0, 1 - 1 / of_kinds).tolist()
+    # The intervals: by drawing steps (bootstrap), widened by the error of the medians with which was compared and, for
+    # contention, by how differently kernels are slowed.
     doubt_of_alone = _error_of_medians(alone, duration, beside == 0, compared) / done_ns[compared].sum()
     slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [bootstrap_interval(sums, _slowdown)])
     slowed_intervals = [bootstrap_interval(sums, partial(_slowed, kinds)) for kinds in own_slowdown]
@@ -418,7 +453,10 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
 
 
 def _widest(figure: float, doubt: float, intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
-    """An interval that holds all intervals of a figure, and an independent doubt."""
+    """Return an interval that contains all intervals of a figure, widened by an independent doubt (half a width).
+
+    ``None`` if all intervals are ``None``.
+    """
     known = [interval for interval in intervals if interval is not None]
     if not known:
         return None
@@ -427,10 +465,18 @@ def _widest(figure: float, doubt: float, intervals: Iterable[tuple[float, float]
 
 
 def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) -> float:
-    """Half of the 95 % interval of the contended share because kernels that were not compared may be slowed otherwise.
+    """Return the doubt of the slowed fraction from kernels that were not compared, as half of a 95 % interval.
 
-    Kernels that were compared are a sample of those that ran beside communication. The bootstrap draws them; the others
-    are as many draws more, so that what they add up to differs, too.
+    The compared kernels are a sample of the kernels that ran beside communication. The bootstrap draws from them, which
+    tells how uncertain their mean is. The kernels that were not compared are like further draws, so their mean varies,
+    too. Both count as much as the fraction of the time that was not compared; if too few kernels were compared for a
+    bootstrap, the result is this fraction.
+
+    Args:
+        key: Number of each execution's kernel and position.
+        compared: Whether each execution was compared.
+        beside_ns: How much of each execution has communication beside it.
+        done_ns: How long the work in this time takes alone.
     """
     beside, compared_ns, done = (
         np.bincount(key, weights=weights) for weights in (beside_ns, beside_ns * compared, done_ns * compared)
@@ -441,14 +487,18 @@ def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) 
     interval = _interval_of_kernels(compared_ns[rows], done[rows])
     if interval is None:
         return left
-    # Of few, the bootstrap's interval is too narrow: by the bias of its variance, and as Student's is wider.
+    # For few kernels the bootstrap's interval is too narrow: its variance is biased by (n - 1) / n, and it ignores that
+    # Student's distribution is wider than the normal one.
     count, others = len(rows), max(1, int(rest.sum()))
     of_few = math.sqrt(count / (count - 1)) * (1 + 1.22 / (count - 1))
     return left * (interval[1] - interval[0]) / 2 * math.sqrt(1 + count / others) * of_few
 
 
 def _interval_of_kernels(compared_ns: Numbers, done_ns: Numbers) -> tuple[float, float] | None:
-    """The 95 % interval of the contended share of compared kernels, which are drawn; ``None`` for too few."""
+    """Return the 95 % interval of the slowed fraction by drawing kernels; ``None`` for too few kernels.
+
+    The arguments have one element per compared kernel: its time beside communication, and how long that takes alone.
+    """
     sums = np.column_stack([compared_ns, done_ns])
     return bootstrap_interval(
         sums[np.lexsort(sums.T)],  # keys are numbered as the file is written, and what is drawn must not depend on it
@@ -457,7 +507,15 @@ def _interval_of_kernels(compared_ns: Numbers, done_ns: Numbers) -> tuple[float,
 
 
 def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats, done_ns: Floats, kinds: int) -> Mask:
-    """Whether the kernels of each kind are slowed otherwise than those of all others, by more than kernels differ."""
+    """Return for each kind whether its kernels are slowed otherwise than those of all other kinds.
+
+    The difference of the two slowed fractions must exceed the uncertainty of both.
+
+    - ``key``, ``kind``: Number of each execution's kernel and position, and of its kind.
+    - ``compared_ns``: Its compared time beside communication.
+    - ``done_ns``: How long the work in this time takes alone.
+    - ``kinds``: Number of kinds.
+    """
     compared, done = (np.bincount(key, weights=weights) for weights in (compared_ns, done_ns))
     of_key = np.zeros(len(compared), np.int64)
     of_key[key] = kind
@@ -474,9 +532,15 @@ def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats, done_ns: Flo
 
 
 def _error_of_medians(key: Ints, duration: Ints, alone: Mask, compared: Mask) -> float:
-    """Half of the 95 % interval of the summed medians with which executions are compared.
+    """Return half of the 95 % interval of the sum of the medians with which executions are compared, in ns.
 
-    The standard error of a median of normal values is 1.25 standard deviations, divided by the root of their number.
+    The standard error of the median of ``n`` normal values is 1.25 standard deviations, divided by the root of ``n``.
+
+    Args:
+        key: Number of the group of each execution whose median is used.
+        duration: Duration of each execution.
+        alone: Whether it counts for the median of its group.
+        compared: Whether it is compared with the median of its group.
     """
     keys = int(key.max()) + 1
     count = np.bincount(key[alone], minlength=keys)
@@ -488,7 +552,10 @@ def _error_of_medians(key: Ints, duration: Ints, alone: Mask, compared: Mask) ->
 
 
 def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:
-    """The sum of each column by step and kind; shape (steps, columns x kinds), the kinds of a column together."""
+    """Return the sum of each column by step and kind; shape (steps, columns x kinds), the kinds of a column together.
+
+    ``kinds`` is the number of kinds; ``step`` and ``kind`` have one element per row of the columns.
+    """
     _, unit = np.unique(step, return_inverse=True)
     size = (int(unit.max()) + 1) * kinds
     return np.column_stack(
@@ -497,14 +564,20 @@ def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats |
 
 
 def _slowdown(drawn: Numbers) -> Numbers:
-    """Time beside communication of compared executions, divided by what it takes alone; for sums by step and kind."""
+    """Return the slowdown of all compared executions together, for each draw of steps.
+
+    ``drawn`` are draws of the rows that :func:`_sums_by_step` returns; shape (draws, steps, 3 x kinds).
+    """
     beside, done, _ = np.split(drawn.sum(axis=1), 3, axis=-1)
     found: Numbers = np.maximum(1.0, beside.sum(axis=-1)) / np.maximum(1.0, done.sum(axis=-1))
     return found
 
 
 def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
-    """The share of the time beside communication that is contention; ``has_own``: kinds with their own slowdown."""
+    """Return the fraction of the time beside communication that is contention, for each draw as in :func:`_slowdown`.
+
+    ``has_own`` says which kinds have their own slowdown.
+    """
     beside, done, everything = np.split(drawn.sum(axis=1), 3, axis=-1)
     slowed = everything * (1 - 1 / _slowdown_by_kind(has_own, beside, done))
     found: Numbers = slowed.sum(axis=-1) / np.maximum(1.0, everything.sum(axis=-1))
@@ -512,7 +585,16 @@ def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
 
 
 def _slowdown_by_kind(has_own: Mask, beside: Numbers, done: Numbers) -> Numbers:
-    """Of each kind (last axis) its own or, if it has none, that of all others that have none, or of all."""
+    """Return the slowdown of each kind (last axis).
+
+    A kind in ``has_own`` has its own. All other kinds have that of these other kinds together or, if nothing of them
+    was compared, that of all kinds.
+
+    Args:
+        has_own: Which kinds have their own slowdown.
+        beside: Compared time beside communication, by kind.
+        done: How long the work in this time takes alone, by kind.
+    """
     rest_ns, rest_done = ((~has_own * column).sum(axis=-1, keepdims=True) for column in (beside, done))
     every = np.maximum(1.0, beside.sum(axis=-1, keepdims=True)) / np.maximum(1.0, done.sum(axis=-1, keepdims=True))
     rest = np.where((rest_ns > 0) & (rest_done > 0), rest_ns / np.maximum(1.0, rest_done), every)
@@ -521,6 +603,7 @@ def _slowdown_by_kind(has_own: Mask, beside: Numbers, done: Numbers) -> Numbers:
 
 
 def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
+    """Return only the executions that compute and lie in a step."""
     computes = np.array([kind not in (COMMUNICATION, UNNAMED) for *_, kind in runs.keys], np.bool_)
     rows = np.flatnonzero(computes[runs.kernel] & (runs.step != UNKNOWN))
     columns = {name: getattr(runs, name)[rows] for name in ("kernel", "duration_ns", "beside_ns", "step")}
@@ -528,7 +611,18 @@ def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
 
 
 def _by_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
-    """Keys by which executions are compared: of ranks with the same work, if these have samples; else of other runs."""
+    """Return for each execution the number of the group whose samples it is compared with.
+
+    A group is a kernel and position on all ranks of the run with the same work. If no sample of the run is in it, the
+    execution is compared with other runs: the groups of one kernel and position there are one group.
+
+    Args:
+        key: Number of each execution's kernel and position.
+        rank: Its rank.
+        own: Whether it is of the run, not of another one.
+        sampled: Whether it is a sample, an execution that others are compared with.
+        duration: Its duration.
+    """
     of_work = _same_work(key, rank, own, sampled, duration)
     _, of_key = distinct_rows(key, of_work)
     has_samples = np.bincount(of_key[own & sampled], minlength=int(of_key.max()) + 1) > 0
@@ -537,14 +631,16 @@ def _by_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) ->
 
 
 def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
-    """For each execution the rank whose samples stand for its own: the first one with the same work, or its own.
+    """Return for each execution a rank that stands for all ranks with the same work: the first of them, or its own.
 
-    Of two ranks with the same work almost all kernels take as long; those that do not are compared on their own rank.
+    Two ranks have the same work if almost all of their kernels take equally long alone. The few kernels that do not
+    are compared on their own rank. The arguments are those of :func:`_by_work`.
     """
     found: Ints = rank.copy()
     first = dict[int, tuple[Floats, Mask]]()
     for one in distinct(rank[own]):
         ns, has = _medians_by_key(key, duration, own & sampled & (rank == one))
+        # Compare the rank with the first rank of each kind of work; if it fits none, it is the first of another kind.
         for other, (other_ns, other_has) in first.items():
             both = has & other_has
             agrees = np.abs(ns - other_ns) <= np.maximum(AGREEING * np.maximum(ns, other_ns), AGREEING_NS)
@@ -560,10 +656,11 @@ def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) 
 def _other_difference(
     rank: Ints, step: Ints, key: Ints, own: Mask, duration: Ints, beside: Ints, is_beside: Mask
 ) -> str | None:
-    """Why the slowdown has another cause: in steps that overlap communication, kernels are slower even when alone.
+    """Return why the slowdown has another cause than communication; ``None`` if nothing shows that.
 
-    Kernels alone in these steps are compared with the same kernels alone in other steps, of ranks with the same work
-    or, if these have none, of the reference. If there are no other steps, ``None``.
+    It has another cause if kernels in steps that overlap communication are slower even when they run alone. These
+    kernels are compared with the same kernels alone in other steps, on ranks with the same work or, if these have none,
+    in the reference. If there are no other steps, the result is ``None``.
     """
     _, step = distinct_rows(rank, step)
     in_communicating = np.isin(step, np.unique(step[is_beside]))
@@ -586,12 +683,20 @@ def _other_difference(
 
 
 def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
-    """The median of the chosen values of each key, and whether it has any."""
+    """Return the median of the chosen values of each key, and whether the key has any.
+
+    Args:
+        key: A number from 0 on for each value; the results have one element per key.
+        values: The values.
+        rows: Mask of the values that are chosen.
+    """
     keys = int(key.max()) + 1
     key, values = key[rows], values[rows]
     count = np.bincount(key, minlength=keys)
     first = np.cumsum(count) - count
     has = count > 0
+    # Rows, in the order of keys and values, of the one or two middle values of each key. To sort by both, they are put
+    # into one number if it does not overflow.
     middles = np.stack([first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2])
     least = int(values.min(initial=0))
     span = int(values.max(initial=0)) - least + 1
@@ -605,7 +710,10 @@ def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
 
 
 def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple[float, float] | None:
-    """The interval of the ratio of the sums; the bootstrap draws units (steps or kernels)."""
+    """Return the 95 % interval of the sum of ``taken_ns`` divided by the sum of ``expected_ns``.
+
+    The bootstrap draws units (steps or kernels); ``unit`` is the number of each row's unit. ``None`` for too few units.
+    """
     _, unit = np.unique(unit, return_inverse=True)
     sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
     sums = sums[np.lexsort(sums.T)]  # what is drawn must not depend on the order in the file
@@ -619,7 +727,13 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
 
 
 class NameTimes(NamedTuple):
-    """Executions of the kernels of one name: the shortest of all, and number and summed time of those ``beside``."""
+    """Executions of the kernels of one name.
+
+    Attributes:
+        shortest_ns: The shortest duration of all executions.
+        beside: Number of executions beside communication.
+        beside_ns: Sum of their durations.
+    """
 
     shortest_ns: int
     beside: int
@@ -628,11 +742,13 @@ class NameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowdownLimit:
-    """Input of :func:`limit_contention_ns` for one rank; it needs no launch shapes, which take long to read.
+    """What :func:`limit_contention_ns` needs of one rank. It needs no launch shapes, which take long to read.
 
     Attributes:
+        by_name: The executions of each name of kernels.
+        steps: Number of steps.
         compares: Whether enough kernels ran both beside communication and alone.
-        all_communicate: Whether each step with kernels has some beside communication.
+        all_communicate: Whether each step with kernels has kernels beside communication.
     """
 
     by_name: dict[str, NameTimes]
@@ -642,6 +758,7 @@ class SlowdownLimit:
 
 
 def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
+    """Return what :func:`limit_contention_ns` needs of a rank."""
     events = rank.events
     computes = rank.is_kernel & (events.category == Category.COMPUTE)
     rows = np.flatnonzero(computes & (events.step != UNKNOWN) & rank.has_steps)
@@ -649,6 +766,7 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
     duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
     is_beside = is_mostly_overlapped(duration_ns, beside_ns)
     name, steps, names = rank.trace.activities.name_id[events.activity[rows]], len(rank.steps), len(rank.trace.names)
+    # By name of kernels: the shortest duration, and number and sum of the durations beside communication.
     shortest_ns = np.full(names, duration_ns.max(initial=0))
     np.minimum.at(shortest_ns, name, duration_ns)
     total_ns = sum_by_group(duration_ns[is_beside], name[is_beside], names)
@@ -656,7 +774,7 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
     has_kernels, communicates = (np.bincount(of, minlength=steps) > 0 for of in (step, step[is_beside]))
 
     def count_compared(first_steps: int) -> int:
-        """Number of kernels (name and position in the step) that ran both beside communication and alone."""
+        """Return how many kernels (name and position) ran both beside communication and alone in the first steps."""
         own = np.flatnonzero(step < first_steps)
         own = own[np.lexsort((events.launch_ns[rows[own]], step[own]))]
         position = count_before(distinct_rows(step[own], name[own])[1])
@@ -676,13 +794,14 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
 
 
 _FIRST_STEPS = 20
-"""Usually this number of steps contains enough kernels that can be compared."""
+"""Number of steps that usually contain enough kernels that can be compared; they are tried before all steps."""
 
 
 def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
-    """Upper limit of ``contention_ns`` in :func:`measure_contention`; ``None`` if that might give a reason instead.
+    """Return an upper limit of ``Contention.contention_ns``; ``None`` if the contention may not be known.
 
-    It holds because no kernel alone is shorter than the shortest execution of its name.
+    It is a limit because no execution of a kernel alone is shorter than the shortest execution of any kernel with its
+    name. ``limits`` has one element per rank.
     """
     if not (any(limit.compares for limit in limits) and all(limit.all_communicate for limit in limits)):
         return None

@@ -1,1 +1,1 @@
-"""What one variant changes in the step against another."""
+"""Compare runs: by how much variants change the step and its parts, and whether a run meets requirements."""

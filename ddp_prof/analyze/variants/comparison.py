@@ -1,4 +1,4 @@
-"""Variants side by side: how long a step takes, and how much of its communication is hidden."""
+"""Compare variants: how long a step takes, how much of its communication is overlapped, and the speed-up over naive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSummary:
-    """One run. Each time is a median over the steps of all ranks, but what stands beside a whole sums to it.
+    """The figures of one run.
 
-    Only ``step_ns`` is of all steps. Other times are of steps that communicate, which steps that only accumulate
-    gradients do not, or of all steps if none does. Times are ``None`` if not known, as in a capture without steps.
+    Each time is a median over the steps of all ranks, except for the parts of a whole, which add up to it:
+    ``overlapped_ns`` and ``exposed_ns`` to ``comm_ns``, and ``parts_ns`` to ``nearest_step_ns``. ``step_ns`` is the
+    median over all steps. The other times are medians over the steps that communicate (steps that only accumulate
+    gradients do not), or over all steps if none communicates. A time is ``None`` if it is not known, as in a capture
+    without steps.
     """
 
     label: str = column("the variant of data parallelism", key="variant", stays=ALWAYS, describes=True)
@@ -146,7 +149,7 @@ class VariantSummary:
         after="comm_ns",
     )
     def communication_ratio(self) -> float | None:
-        """Communication in a step that communicates, hidden or not, over the length of such a step."""
+        """Communication of a step that communicates, overlapped or not, divided by the length of such a step."""
         return self.comm_ns / self.communicating_step_ns if self.comm_ns and self.communicating_step_ns else None
 
     @property
@@ -165,7 +168,10 @@ class VariantSummary:
         return None if low is None or high is None else (high - low) / 2
 
     def is_as_fast_as(self, other: VariantSummary) -> bool:
-        """Whether the steps of two runs differ by no more than their intervals allow; ``False`` if not known."""
+        """Return whether the steps of two runs differ by no more than the interval of the difference.
+
+        ``False`` if the interval is not known.
+        """
         if self.speedup_from == TURNS:
             found = ratio_in_turns(self, other)
             return found is not None and not found.is_clear
@@ -177,11 +183,12 @@ class VariantSummary:
 
     @property
     def gain_at_most(self) -> float | None:
-        """Upper limit, 0 to 1, of the share of a communicating step that hiding all its communication would save.
+        """Upper limit of the fraction (0 to 1) of a communicating step that overlapping all communication would save.
 
-        The limit is the blocking time if it is known and no host waited, else the exposed time or, if this is less,
-        ``blocking_at_most_ns``, but no less than a known blocking time. ``None`` if not known, or if the exposed time
-        is longer than the step, as when its communication runs during later steps.
+        If the blocking time is known and no host waited for communication, the limit is the blocking time. Otherwise it
+        is the smaller one of the exposed time and ``blocking_at_most_ns``, but not less than a known blocking time.
+        ``None`` if not known, or if the exposed time is longer than the step, as when communication runs during later
+        steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
         if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
@@ -194,18 +201,18 @@ class VariantSummary:
 
 
 TURNS, CAPTURES = "turns", "captures"
-"""Where a speed-up comes from: training in turns, see :mod:`ddp_prof.benchmark.turns`, or the captures' own steps."""
+"""How a speed-up was measured: by training in turns, see :mod:`ddp_prof.benchmark.turns`, or by the captured steps."""
 
 
 def compare_variants(
     results: Sequence[TraceOverlap], turns: Mapping[Path, Mapping[str, float]] | None = None
 ) -> tuple[VariantSummary, ...]:
-    """Summarize runs, with speed-ups over the naive one.
+    """Summarize runs, with their speed-ups over the run of the variant ``naive``, if there is one.
 
     Args:
         results: The runs.
-        turns: For each run, by its first file, the median step of each round of training in turns. With those of
-            naive, speed-ups come from there alone: runs without them have none.
+        turns: For each run, under its first file: the median step of each round of training in turns, by the round. If
+            these times are known for ``naive``, all speed-ups come from them, and runs without them have no speed-up.
     """
     summaries = tuple(replace(_summarize(result), turns_ns=(turns or {}).get(result.trace, {})) for result in results)
     naive = next((summary for summary in summaries if summary.label == BASELINE), None)
@@ -216,12 +223,16 @@ def compare_variants(
 
 
 def ratio_in_turns(before: VariantSummary, after: VariantSummary) -> RatioOfRepeats | None:
-    """Return the step of one run over that of another, by the rounds that both have; ``None`` for fewer than three."""
+    """Return the step time of ``before`` divided by that of ``after``, by the rounds of turns that both runs have.
+
+    ``None`` for fewer than three such rounds.
+    """
     common = [ns / after.turns_ns[key] for key, ns in before.turns_ns.items() if after.turns_ns.get(key)]
     return ratio_of_repeats(common)
 
 
 def _with_speedup_in_turns(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
+    """Add the speed-up over the naive run by training in turns, if it is known."""
     found = ratio_in_turns(naive, run)
     if found is None or run.device != naive.device:
         return run
@@ -238,13 +249,14 @@ def _with_speedup_in_turns(run: VariantSummary, naive: VariantSummary) -> Varian
 
 
 _MOST = 0.5
-"""What explains a larger share of a difference than this explains most of it."""
+"""A cause that accounts for a larger fraction of a difference than this accounts for most of it."""
 
 
 def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
-    """Add the speed-up over the naive run, unless what no variant changes explains it.
+    """Add the speed-up over the naive run by the captured steps.
 
-    The relative error of a ratio is the root of the summed squares of both relative errors.
+    If most of the difference is compute, which a variant does not change, there is no speed-up: ``confounded_by`` is
+    set instead. The relative error of a ratio is the root of the summed squares of both relative errors.
     """
     before_ns, after_ns = naive.step_ns, run.step_ns
     if run.device != naive.device or not before_ns or not after_ns:
@@ -255,9 +267,9 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
     compute_before_ns, compute_after_ns = _compute_ns(naive), _compute_ns(run)
     computes_alike = VARIANTS.get(run.label.partition(" ")[0], UNKNOWN_VARIANT).computes_as_naive
     if computes_alike and compute_before_ns is not None and compute_after_ns is not None:
-        # Idle time is no such part: between blocking collectives it is their own.
+        # Idle time does not count as such a cause: the gaps between blocking collectives belong to the variant.
         by_compute_ns = compute_before_ns - compute_after_ns
-        if by_compute_ns * gained_ns > _MOST * gained_ns**2:
+        if by_compute_ns * gained_ns > _MOST * gained_ns**2:  # compute / gain > _MOST, also if both are negative
             return replace(run, confounded_by="compute", supported=False)
     speedup, half_widths = before_ns / after_ns, (naive.step_half_width_ns, run.step_half_width_ns)
     if None in half_widths:
@@ -270,18 +282,22 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
 
 
 def _compute_ns(run: VariantSummary) -> int | None:
-    """Time in which the step that stands for the run computes."""
+    """Return how long the step that is nearest to all medians computes, beside communication and alone."""
     overlapped_ns = run.parts_ns.get("overlapped")
     return None if run.compute_only_ns is None or overlapped_ns is None else run.compute_only_ns + overlapped_ns
 
 
 def _summarize(result: TraceOverlap) -> VariantSummary:
+    """Return the figures of a run without a speed-up."""
+    # The steps of each rank that the figures are of. If none communicates although communication was seen or may be
+    # missing in the trace, figures that rest on launches are hidden: 0 would be false.
     communicating = [rank.communicating_steps for rank in result.ranks]
     by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
     reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks])
     is_lost = any(rank.comm_ns for rank in result.ranks) or reason == GRAPHS or reason in NOT_TIMED
     if not any(communicating) and is_lost:
         by_rank = [tuple(hide(step, Hidden.LAUNCHES) for step in of_rank) for of_rank in by_rank]
+    # Medians of single figures; some of them only if they are known in all steps.
     steps = [step for of_rank in by_rank for step in of_rank]
     times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
     lengths_of_steps = [step.length for step in steps]
@@ -289,6 +305,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     for name in ("tail_ns", "blocking_ns", "blocking_at_most_ns"):
         if any(getattr(step, name) is None for step in steps):
             times[name] = None
+    # Medians with their intervals: of the length of steps and of exposed time.
     step = median_of_steps(
         [rank.lengths_ns for rank in result.ranks], [keys_of(rank.timed_steps) for rank in result.ranks]
     )
@@ -296,7 +313,8 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in known], list(map(keys_of, known)))
     is_hidden = any(step.comm_ns is not None and step.exposed_ns is None for step in steps)
     if is_hidden:
-        # What hid the communication of some steps is not known: those of other ranks do not stand for them.
+        # For some steps, it is not known how much of their communication was overlapped. They may be all steps of a
+        # rank, so the steps in which it is known do not stand for them.
         exposed = None
     blocked = sum(bool(step.blocking_ns) for step in steps)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
@@ -312,7 +330,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if len(lengths) > 1 else None,
-        # None was seen where none could be seen: of communication without a time there is no count either.
+        # If no collective was seen and the time of communication is not known, there may have been some: ``None``.
         collectives=_median(steps, "collectives") or (None if figures_ns["comm_ns"] is None else 0.0),
         overlapped_ns=(figures_ns["comm_ns"] or 0) - (exposed_ns or 0) if is_known else None,
         exposed_ns=exposed_ns,
@@ -341,12 +359,14 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
 
 
 _TIMES_OF_STEPS = ("comm_ns", "tail_ns", "window_ns", "blocking_ns", "blocking_at_most_ns")
+"""Attributes of ``StepOverlap`` whose medians are attributes of :class:`VariantSummary` with the same names."""
 
 
 def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLength:
-    """Return length and parts of the typical step, of the rank on which it is nearest to the medians of all.
+    """Return the length and the parts of the typical step, on the rank on which they are nearest to the medians.
 
-    Its parts sum to its length, and medians would not. All of it is unknown if a part of some step is not known.
+    The parts of one step add up to its length, which medians of parts would not. All figures are ``None`` if a part of
+    some step is not known.
     """
     steps = [
         (position if step.step_key is None else step.step_key, step.length)
@@ -368,7 +388,7 @@ def _half_width(median: StepMedian | None) -> int | None:
 
 
 def _median(steps: Sequence[StepOverlap | StepLength], name: str) -> float | None:
-    """The median over the steps in which the figure is known."""
+    """Return the median of an attribute over the steps in which it is known; ``None`` if that is no step."""
     values = _known_values(steps, name)
     return float(np.median(values)) if values else None
 
@@ -378,7 +398,11 @@ def _known_values(steps: Sequence[StepOverlap | StepLength], name: str) -> list[
 
 
 def _share_of_communication(result: TraceOverlap, part: str) -> float | None:
-    """The part's share of communication, over the ranks for which both are known."""
+    """Return an attribute of the ranks, such as ``overlapped_ns``, as a fraction of their communication.
+
+    It is the sum over the ranks for which both are known, divided by the sum of their communication; ``None`` if there
+    is no such rank.
+    """
     known = [rank for rank in result.ranks if rank.overlap_ratio is not None and getattr(rank, part) is not None]
     total = sum(rank.comm_ns or 0 for rank in known)
     return sum(getattr(rank, part) for rank in known) / total if total else None

@@ -1,7 +1,8 @@
-"""Checks a run against requirements: unknown figures fail; a regression must exceed the spread of both runs.
+"""Check a run against requirements: limits of its figures, and no regression against a baseline.
 
-A limit applies to a percentile of the worst rank's steps, by default the median. Two medians count as different if
-their difference is larger than its interval; see :mod:`ddp_prof.analyze.statistics`.
+A requirement whose figure is not known is not met. A limit applies to a percentile of the steps of the worst rank, by
+default to their median. A regression must exceed the spread of both runs: two medians count as different if their
+difference is larger than half of the width of its interval; see :mod:`ddp_prof.analyze.statistics`.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ OfSteps = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a run must meet; ``None`` for what is not required.
+    """The requirements that a run must meet; ``None`` for a figure without a limit.
 
     Attributes:
-        min_overlap: Smallest share of communication that compute must hide on each rank, 0 to 1.
-        max_exposed_ns, max_tail_ns, max_blocking_ns: Of a step at ``percentile`` (0 to 100) of the steps of each rank.
-        max_cost_ns: Of the same step: what waits for communication and what it slows, see :class:`.StepCost`.
+        min_overlap: Smallest accepted fraction (0 to 1) of communication that is overlapped on each rank.
+        max_exposed_ns, max_tail_ns, max_blocking_ns: Largest accepted time per step, of each rank. The time of the step
+            at ``percentile`` counts.
         baseline: Another run, with which step time and exposed communication are compared.
-        max_regression: Largest increase against the baseline, as a share of the baseline.
+        max_regression: Largest accepted increase against the baseline, as a fraction of the baseline.
         all_ranks: Whether the traces of all ranks of the job are required.
-        incomparable: Differences from the baseline because of which times cannot be compared, a text each.
+        incomparable: Differences between run and baseline that make their times incomparable, one text each.
+        percentile: The percentile (0 to 100) of a rank's steps to which the limits of times apply.
+        max_cost_ns: Largest accepted cost of communication per step, at ``percentile``: the time that waits for it and
+            the time by which it slows compute, see :class:`.StepCost`.
     """
 
     min_overlap: float | None = None
@@ -60,14 +64,19 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The verdict on one requirement of a run; ``unit`` is that of all its numbers, times are per step.
+    """The verdict on one requirement of a run; times are per step.
 
     Attributes:
-        measured: ``None`` if not known; ``status`` then is ``unknown``.
+        requirement: Name of the requirement, such as ``max exposed``.
+        unit: The unit of all numbers of the verdict.
+        measured: The figure of the run; ``None`` if not known, and ``status`` then is ``unknown``.
         limit: The largest accepted value (for overlap and ranks: the smallest); ``None`` if the baseline is not known.
-        reason: Why it is unknown, why it passed although beyond the limit, or what is not covered; else empty.
-        rank: The rank that decides.
-        spread: The difference from the baseline must be larger than this to count.
+        status: Whether the requirement is met.
+        reason: Why the figure is not known, why the run passed although it is beyond the limit, or what the figure does
+            not cover; else empty.
+        rank: The rank that decides, which is the worst one; ``None`` if all ranks do.
+        baseline: The figure of the baseline; ``None`` if there is none, or it is not known.
+        spread: The difference from the baseline must be larger than this to count as a regression.
     """
 
     requirement: str
@@ -83,6 +92,8 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
+    """The verdicts on all requirements of a run."""
+
     run: TraceOverlap
     verdicts: tuple[GateResult, ...]
 
@@ -97,7 +108,7 @@ StepCosts = Mapping[str, Sequence[StepCost]]
 
 
 def check_run(run: TraceOverlap, requirements: Requirements, costs: StepCosts | None = None) -> GateReport:
-    """Check a run; ``costs``, those of the run, are needed if a cost is required."""
+    """Check a run against requirements; ``costs``, those of its steps, are needed if a cost is limited."""
     return GateReport(run, tuple(_verdicts(run, requirements, costs)))
 
 
@@ -106,6 +117,7 @@ class _UnknownFigure(Exception):  # noqa: N818
 
 
 def _verdicts(run: TraceOverlap, asked: Requirements, costs: StepCosts | None) -> Iterator[GateResult]:
+    """Yield the verdict on each requirement."""
     if asked.all_ranks:
         yield _judge_presence(run)
     if asked.min_overlap is not None:
@@ -123,6 +135,7 @@ def _verdicts(run: TraceOverlap, asked: Requirements, costs: StepCosts | None) -
             if what == "blocking" and verdict.status == "passed" and waits:
                 reason = f"of streams only: what the host's own waits for collectives cost is not included ({waits})"
                 verdict = replace(verdict, reason=reason)
+            # Where blocking is not known, its upper limit may still be below the limit.
             if what == "blocking" and verdict.status == "unknown":
                 of_steps = partial(_at_percentile, "blocking_at_most_ns", asked.percentile)
                 limited = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
@@ -142,14 +155,22 @@ def _verdicts(run: TraceOverlap, asked: Requirements, costs: StepCosts | None) -
 
 
 def _at_percentile(name: str, percentile: float, rank: RankOverlap) -> float:
+    """Return the percentile of an attribute of the rank's steps; raises :class:`_UnknownFigure`."""
     return float(np.percentile(list(_times(name, rank).values()), percentile))
 
 
 def _judge_cost(run: TraceOverlap, requirement: str, limit: float, percentile: float, costs: StepCosts) -> GateResult:
-    """Judge blocking and contention of each step; where they are not known, their limits may tell."""
+    """Judge the sum of blocking and contention of each step.
+
+    Where it is not known, its upper limit may be below the accepted value, or its lower limit above.
+    """
 
     def of_steps(end: str, rank: RankOverlap) -> float:
-        _overlap(rank)
+        """Return the percentile of the costs of a rank's steps.
+
+        ``end`` is "" for the costs themselves, "low_" and "high_" for their limits. Raises :class:`_UnknownFigure`.
+        """
+        _overlap(rank)  # raises if it is not known
         chosen = {id(step) for step in rank.communicating_steps}
         pairs = zip(rank.steps, costs[rank.name], strict=True)
         steps = [found for step, found in pairs if id(step) in chosen and found.step_ns is not None]
@@ -176,7 +197,7 @@ def _judge_cost(run: TraceOverlap, requirement: str, limit: float, percentile: f
 
 
 def _judge_presence(run: TraceOverlap) -> GateResult:
-    """Judge whether all ranks are present; two files of one rank, or two devices of a process, are one rank."""
+    """Judge whether all ranks of the job are present; two files of a rank, or two devices of a process, count once."""
     found = {rank.rank for rank in run.ranks}
     if run.world_size is None or None in found:
         what = "how many ranks the job has" if run.world_size is None else "which process is which rank"
@@ -188,7 +209,17 @@ def _judge_presence(run: TraceOverlap) -> GateResult:
 def _judge_worst(
     run: TraceOverlap, requirement: str, unit: Unit, limit: float, measure: Callable[[RankOverlap], float]
 ) -> GateResult:
-    """Judge by the worst rank. If one rank is unknown the verdict is unknown, unless another rank fails."""
+    """Judge a figure by the worst rank.
+
+    If the figure of some rank is not known, the verdict is ``unknown``, unless another rank fails.
+
+    Args:
+        run: The run.
+        requirement: Name of the requirement.
+        unit: Unit of figure and limit; a ratio must be at least the limit, other figures at most the limit.
+        limit: The limit.
+        measure: Returns the figure of a rank, or raises :class:`_UnknownFigure`.
+    """
     known, unknown = [], []
     for rank in run.job_ranks:
         try:
@@ -214,7 +245,18 @@ def _judge_regression(
     max_regression: float,
     measure: Callable[[RankOverlap], OfSteps],
 ) -> GateResult:
-    """Judge a regression, which must exceed the limit, and exceed the baseline by more than both runs' spread."""
+    """Judge whether a figure got worse than in the baseline.
+
+    It fails if the median exceeds that of the baseline by more than the accepted increase, and also by more than the
+    spread of both runs.
+
+    Args:
+        run: The run.
+        baseline: The run with which it is compared.
+        requirement: What is compared, such as ``step time``.
+        max_regression: The largest accepted increase, as a fraction of the baseline.
+        measure: Returns the figure of each step of a rank, or raises :class:`_UnknownFigure`.
+    """
     name = f"{requirement} against baseline"
     if run.device != baseline.device:
         reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
@@ -226,6 +268,7 @@ def _judge_regression(
     limit = before.value * (1 + max_regression)
     if isinstance(after, str):
         return GateResult(name, "ns", None, limit, "unknown", after, baseline=before.value)
+    # Both conditions must hold to fail; where only the limit is exceeded, the reason says so.
     spread = half_width_of_change(after.half_width or 0, before.half_width or 0)
     beyond_limit, beyond_spread = after.value > limit, after.value - before.value > spread
     return GateResult(
@@ -241,7 +284,7 @@ def _judge_regression(
 
 
 def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSteps]) -> StepMedian | str:
-    """The median over the steps of all ranks, or a text why it is not known."""
+    """Return the median over the steps of all ranks, or a text that says why it is not known."""
     try:
         by_rank = [measure(rank) for rank in run.job_ranks]
         found = median_of_steps([list(times.values()) for times in by_rank], [list(times) for times in by_rank])
@@ -252,20 +295,25 @@ def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSte
 
 
 def _overlap(rank: RankOverlap) -> float:
+    """Return the overlap ratio of a rank; raises :class:`_UnknownFigure`."""
     if rank.overlap_ratio is None:
         raise _UnknownFigure(rank.reason or NO_COMMUNICATION)
     return rank.overlap_ratio
 
 
 def _step_times(rank: RankOverlap) -> OfSteps:
+    """Return the length of each step of a rank; raises :class:`_UnknownFigure`."""
     if not rank.lengths_ns:
         raise _UnknownFigure(NO_LENGTHS if rank.marked_steps else why_no_steps([rank.reason], NO_STEPS))
     return dict(zip(keys_of(rank.timed_steps), rank.lengths_ns, strict=True))
 
 
 def _times(name: str, rank: RankOverlap) -> OfSteps:
-    """The times of steps that communicate; a step that only accumulates gradients would meet any limit."""
-    _overlap(rank)
+    """Return an attribute of each step of a rank that communicates, in nanoseconds; raises :class:`_UnknownFigure`.
+
+    Steps that only accumulate gradients do not count: they would meet any limit.
+    """
+    _overlap(rank)  # raises if it is not known how much is overlapped: then these times are not known either
     if not rank.marked_steps:
         raise _UnknownFigure(NO_STEPS)
     if sum(step.comm_ns or 0 for step in rank.marked_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
@@ -285,10 +333,10 @@ def find_differences(
     manifest: Manifest | None = None,
     baseline_manifest: Manifest | None = None,
 ) -> tuple[str, ...]:
-    """Differences that make two runs incomparable, by their traces and both run.json.
+    """Return the differences that make two runs incomparable, one text each, such as "ranks 2 and 4".
 
-    The variant and its settings may differ, since these are compared. A value that one of the two traces does not
-    contain is not a difference.
+    They are found in the traces and in both ``run.json``. The variant and its settings may differ, since these are what
+    is compared. A value that one of the traces does not contain is no difference.
     """
     pairs: list[tuple[str, Any, Any]]
     pairs = [("ranks", run.world_size, baseline.world_size), ("GPUs", _gpus(run), _gpus(baseline))]
@@ -302,7 +350,7 @@ def find_differences(
 
 
 def _gpus(run: TraceOverlap) -> str | None:
-    """Names of the GPUs of all ranks, ``None`` if one is not known."""
+    """Return the names of the GPUs of all ranks; ``None`` if one is not known."""
     names = {rank.gpu for rank in run.ranks}
     return None if None in names else ", ".join(sorted(map(str, names)))
 
@@ -315,3 +363,4 @@ _SAME = {
     "device": "device",
     "backend": "backend",
 }
+"""The attributes of a manifest that must be equal for times to be comparable, with the words for them."""

@@ -1,4 +1,4 @@
-"""The waterfall: which parts of a step each variant removed or added; and what changed between two runs of one variant.
+"""The waterfall: by how much each variant changes each part of a step; and what changed between two runs of a variant.
 
 The mean step of a run is divided into parts that sum to it exactly, in whole nanoseconds. All parts lie within the
 windows of steps, see :mod:`.step_breakdown`, so none is negative:
@@ -15,14 +15,15 @@ The difference of two runs is then the sum of the differences of their parts. Me
 each with the interval of :mod:`ddp_prof.analyze.statistics`. A change within the intervals of both runs is not
 significant.
 
-Of two runs of one variant, the collective that caused a change is looked for. A collective is launched, starts some
-time later (after others, or after its input), waits for its peers and transfers. Its launch is measured from the end of
-backward's compute. So a change of one of the four moves its end by as much::
+Between two runs of one variant, the collective that caused a change is looked for. The end of a collective is the sum
+of four times: its launch, measured from the end of backward's compute; the time until it starts (behind other
+collectives, or when its input is ready); its wait for peers; and its transfer. So a change of one of the four moves its
+end by as much::
 
     before   backward ############|
-             bucket 3         L..NNNN
+             bucket 3         L..NNNN            L: launch, N: it runs
     after    backward ############|
-             bucket 3             L..NNNN       launches 4 later, so 4 more are tail
+             bucket 3             L..NNNN       launched 4 later, so the tail is 4 longer
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a step, or of a difference of two steps; the known parts sum to ``step_ns`` exactly."""
+    """The parts of a step, or their differences between two steps; the known parts sum to ``step_ns`` exactly."""
 
     compute_ns: int = column("compute of the rank, without contention", stays=USUALLY)
     contention_ns: int | None = column(
@@ -83,7 +84,16 @@ PARTS = tuple(one.name.removesuffix("_ns") for one in result_columns(Parts) if o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(Parts):
-    """The mean step of a run, over all steps of known length; ``half_width_ns`` is half of each part's interval."""
+    """The mean step of a run, over all steps of known length, divided into parts.
+
+    Attributes:
+        label: The run.
+        device: Kind of device, ``cpu`` or ``cuda``.
+        steps: The number of steps, over all ranks.
+        contention: How much communication slows compute.
+        knows_wait: Whether waits for peers are known; if not, they are in ``transfer_ns`` and ``tail_ns``.
+        half_width_ns: For each part by name, half of the width of its 95 % interval.
+    """
 
     label: str
     device: str
@@ -102,12 +112,12 @@ class Change(Parts):
     half_width_ns: Mapping[str, int] = column("half of the 95 % interval of each change, by part")
 
     def is_beyond_spread(self, part: str) -> bool | None:
-        """Whether a part, or ``step``, changed by more than both runs' spread; ``None`` if not known."""
+        """Return whether a part, or ``step``, changed by more than the spread of both runs; ``None`` if not known."""
         return _exceeds(getattr(self, f"{part}_ns"), self.half_width_ns.get(part))
 
 
 def _exceeds(change_ns: int | None, half_width_ns: int | None) -> bool | None:
-    """Whether a change exceeds the spread. No change does not, even if too few steps tell the spread."""
+    """Return whether a change exceeds the spread; ``None`` if not known. A change of 0 never does."""
     if change_ns == 0:
         return False
     return None if change_ns is None or half_width_ns is None else abs(change_ns) > half_width_ns
@@ -118,6 +128,9 @@ class Waterfall(FrameResult):
     """Runs in the order in which variants build upon each other, and the changes between them.
 
     Attributes:
+        budgets: The mean step of each run.
+        changes: The change from each run to the next one, so one less than there are budgets.
+        warnings, caveats: Of all runs.
         left_out: Labels of runs without steps, which have no step time.
         untimed: Labels of runs with steps whose length is not known.
         unknown: Labels of runs in whose steps not everything is known, for example because of CUDA graphs that were
@@ -144,9 +157,13 @@ Analyzed = tuple["RunAnalysis", "Sequence[KernelRuns]"]
 
 
 def measure_waterfall(runs: Sequence[Analyzed]) -> Waterfall:
-    """Order the runs and subtract their budgets; each run is a reference for the contention of the others."""
+    """Measure the mean step of each run, order the runs by variant, and subtract each run from the next one.
+
+    The kernels of each run also serve to measure the contention of the other runs.
+    """
     unknown = tuple(run.label for run, _ in runs if _has_unknown_work(run))
     measured = measure_budgets(runs)
+    # Runs are only compared with runs on the same kind of device as the first one.
     same_device = [one for one in measured if one.run.device == measured[0].run.device]
     unmeasured = [run for run, _ in runs if not any(one.run is run for one in measured) and run.label not in unknown]
     return Waterfall(
@@ -163,17 +180,20 @@ def measure_waterfall(runs: Sequence[Analyzed]) -> Waterfall:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
+    """A run and its mean step in parts."""
+
     run: RunAnalysis
     budget: Budget
 
 
 def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()) -> list[MeasuredRun]:
-    """The budgets of runs in the order of variants; runs without a known budget are left out.
+    """Return the mean steps of runs in the order of variants; runs whose mean step is not known are left out.
 
-    Contention is also measured against the runs in ``reference`` that have the same workload.
+    Contention is measured with the kernels of all runs with the same workload, also of those in ``reference``.
     """
 
     def position(analyzed: Analyzed) -> int:
+        """Return the position of a run's variant in the order in which variants build upon each other."""
         run, _ = analyzed
         return variant_position(run.label if run.manifest is None else run.manifest.variant)
 
@@ -189,11 +209,16 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 
 
 def _has_unknown_work(run: RunAnalysis) -> bool:
-    """Whether the events of a rank with steps are not all known."""
+    """Return whether a rank has steps but not all of its events are known."""
     return any(len(rank.times) and rank.unknown_work for rank in run.ranks)
 
 
 def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Budget | None:
+    """Return the mean step of a run in parts; ``None`` if no step has a known length.
+
+    Unless ``knows_wait``, waits for peers are not separated from transfer and tail.
+    """
+    # ``samples``: for each part, one value per step of each rank.
     ranks = [
         _measure_step_parts(rank, wait_ns if knows_wait else np.full_like(wait_ns, UNKNOWN))
         for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True)
@@ -205,9 +230,11 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
         del samples["wait"]
     if any(rank.clocks_disagree for rank in run.ranks):  # then all of it counts as rest
         del samples["calls"]
+    # Integers, so that the parts sum to the step: the rest is what the other parts leave of it.
     mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
     price = contention.contention_ns
     exposed_ns = mean["transfer"] + mean["tail"] + mean.get("wait", 0)
+    # Half of the interval of each part. Contention is subtracted from compute, so its interval adds to that of compute.
     keys = [rank.step_keys[: len(rank.times)][rank.times.is_known] for rank in run.ranks]
     halves = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw, keys) for part in samples}
     widths = {part: half for part, half in halves.items() if half is not None}
@@ -234,7 +261,12 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
 
 
 def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]:
-    """The parts, without contention, of each step whose length is known."""
+    """Return the parts of each step of a rank whose length is known, in nanoseconds; contention is in ``compute``.
+
+    Args:
+        rank: The rank.
+        wait_ns: How long each of its collectives waited for peers; ``UNKNOWN`` where that is not known.
+    """
     times = select(rank.times, rank.times.is_known)
     start, end = times.start_ns, times.start_ns + times.length_ns
     # Instants without compute. If collectives of two steps run at once, an instant is wait if one of them waits for a
@@ -260,7 +292,10 @@ def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]
 
 
 def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
-    """The budgets of two runs with the same parts: a part that is not known in one is joined in the other, too."""
+    """Return the mean steps of two runs with the same parts.
+
+    If waits, or contention, are not known in one of the runs, they are not separated in the other one either.
+    """
     first, second = (
         one.budget
         if before.budget.knows_wait == after.budget.knows_wait
@@ -277,6 +312,7 @@ def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget
 
 
 def subtract_budgets(before: Budget, after: Budget) -> Change:
+    """Return the change of each part that both runs have, from ``before`` to ``after``."""
     found: dict[str, int | None] = {f"{name}_ns": None for name in ("step", *PARTS)}
     half_width = {}
     for name in ("step", *PARTS):
@@ -291,16 +327,20 @@ def subtract_budgets(before: Budget, after: Budget) -> Change:
 LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
 
 Key = tuple[str | None, int | None, int | None]
+"""What identifies a collective in each step: operation and bucket or, without a bucket, the position in the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveChange:
-    """What changed of one collective of a step, on average over steps and ranks.
+    """Which time of one collective of a step changed, on average over steps and ranks.
 
     Attributes:
-        moved: What changed: ``launch``, ``queueing`` (from launch to start, whatever it waited for), ``wait`` or
-            ``transfer``; or ``duration``, if wait and transfer cannot be distinguished.
-        by_ns: By how much; for a launch, relative to the end of backward's compute.
+        op: Operation of the collective.
+        bucket: Number of its bucket; ``None`` if it has none.
+        index: Its position in the step; ``None`` if it has a bucket.
+        moved: The time that changed: ``launch``, ``queueing`` (from launch to start, whatever it waited for), ``wait``
+            or ``transfer``; or ``duration``, if wait and transfer cannot be distinguished.
+        by_ns: By how much that time changed, in nanoseconds; a launch is measured from the end of backward's compute.
     """
 
     op: str | None
@@ -339,9 +379,9 @@ class PartChange:
 def compare_before_after(
     before: Analyzed, after: Analyzed, reference: Sequence[Analyzed] = ()
 ) -> tuple[PartChange, ...]:
-    """The step and its parts in two runs of a variant; empty if a run has no steps, or if devices differ.
+    """Return how the step and each of its parts changed between two runs of a variant.
 
-    See :func:`.measure_budgets` for ``reference``.
+    Empty if a run has no steps, or if the devices differ. See :func:`.measure_budgets` for ``reference``.
     """
     measured = measure_budgets([before, after], reference)
     if len({one.run.device for one in measured}) != 1 or len(measured) != 2:
@@ -349,7 +389,7 @@ def compare_before_after(
     first, second = match_parts(*measured)
     difference = subtract_budgets(first, second)
     collectives = [measure_collectives(run).collectives for run, _ in (before, after)]
-    if first.wait_ns is None:  # of one run, so it is part of transfer and tail in both
+    if first.wait_ns is None:  # waits are not known in one run, so they belong to transfer and tail in both
         collectives = [tuple(replace(one, exposed_wait_ns=None) for one in of_run) for of_run in collectives]
     found = []
     for part in ("step", *PARTS):
@@ -361,7 +401,10 @@ def compare_before_after(
 
 
 def _without_wait_ns(collective: Collective) -> int:
-    """Its exposed time without waits, which come first: the tail, which comes last, is within it or contains it."""
+    """Return the exposed time of a collective without its wait for peers.
+
+    The wait comes first and the tail last. So the tail lies within this time, or contains it.
+    """
     return collective.exposed_ns - (collective.exposed_wait_ns or 0)
 
 
@@ -375,9 +418,18 @@ _EXPOSED: dict[str, Callable[[Collective], int]] = {
 def _find_cause(
     part: str, before: Sequence[Collective], after: Sequence[Collective], change_ns: int
 ) -> CollectiveChange | None:
-    """The collective whose share of the part changed most in the direction of the change, and what moved it.
+    """Find the collective that contributed most to a change of a part, and which of its times changed.
 
-    Waits for peers are a part of their own, so they do not move the others.
+    A change of its wait for peers only counts for the part ``wait``.
+
+    Args:
+        part: ``tail``, ``wait`` or ``transfer``.
+        before: The collectives of the first run.
+        after: Those of the second run.
+        change_ns: The change of the part.
+
+    Returns:
+        The collective and its time; ``None`` if no time of it changed significantly in the direction of the change.
     """
     old, new = _group_by_key(before), _group_by_key(after)
     old_steps, new_steps = (
@@ -386,11 +438,13 @@ def _find_cause(
     sign = 1 if change_ns > 0 else -1
 
     def share(collectives: Sequence[Collective], steps: int) -> float:
+        """Return what these collectives contribute to the part in the mean step."""
         return sum(map(_EXPOSED[part], collectives)) / steps
 
     shares = {key: sign * (share(new[key], new_steps) - share(old[key], old_steps)) for key in old.keys() & new.keys()}
     if not shares:
         return None
+    # Sorted first, so that the choice among equal ones does not depend on the order of a set.
     key = max(sorted(shares, key=str), key=shares.__getitem__)
     moves = {
         name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name))
@@ -405,6 +459,7 @@ def _find_cause(
 
 
 def _group_by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collective]]:
+    """Return for each key the collectives of all steps and ranks that have it; those outside of steps are left out."""
     found: dict[Key, list[Collective]] = {}
     for collective in collectives:
         if collective.step_key is not None:
@@ -427,7 +482,7 @@ _TIMES: dict[str, Callable[[Collective], int | None]] = {
 
 
 def _mean_per_step(collectives: Sequence[Collective], name: str) -> list[float]:
-    """The mean over ranks for each step; empty if a step has no known value."""
+    """Return the mean over the ranks of a time of :data:`_TIMES`, for each step; empty if a step has no known value."""
     steps: dict[int | None, list[int | None]] = {}
     for collective in collectives:
         steps.setdefault(collective.step_key, []).append(_TIMES[name](collective))
@@ -436,7 +491,7 @@ def _mean_per_step(collectives: Sequence[Collective], name: str) -> list[float]:
 
 
 def _significant_change(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """The change of the mean, if it exceeds the interval of the difference; else ``None``."""
+    """Return the change of the mean; ``None`` unless it is known to exceed the interval of the difference."""
     widths = [half_width_of_steps([times], mean_per_draw) for times in (before, after)]
     if widths[0] is None or widths[1] is None:
         return None

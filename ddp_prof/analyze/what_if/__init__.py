@@ -1,1 +1,1 @@
-"""What another bucket size, views or a faster network would change in a step: predicted from one capture."""
+"""Predict from one capture by how much another bucket size, gradient views or a faster network changes a step."""

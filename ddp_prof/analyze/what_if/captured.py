@@ -1,4 +1,4 @@
-"""What the captures of a run tell together: which ranks can be used, and what of the job they say."""
+"""What the captures of all ranks of a run tell together: which ranks can be used, and facts of the whole job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_prof.analyze.what_if.structure import LEAST_STEPS, RankStructure
 from ddp_prof.table import Ints
 
 _PADDING = 0.01
-"""By so large a share gradients of one job may differ, as buckets may be padded."""
+"""Two captures are of one job if their bytes of gradients differ by at most this fraction: buckets may be padded."""
 
 NO_RANKS = "no rank was recorded in it: capture a step of training"
 QUEUED = (
@@ -32,13 +32,14 @@ LEFT_OUT = "{ranks} left out: {reason}"
 
 @dataclass(frozen=True)
 class Captured:
-    """What captures of a run tell.
+    """What the captures of one run tell.
 
     Attributes:
-        structures: Of the captured ranks.
-        parameters: Bytes of the trained parameters by ``run.json``; empty where unknown.
-        holds_at_most: See :class:`Predictor`.
-        shares_gpu: Whether ranks take turns on a GPU; ``is_alone``: whether the job has one rank only.
+        structures: The steps and collectives of each captured rank.
+        parameters: Bytes of each trained parameter according to ``run.json``; empty where unknown.
+        holds_at_most: See :class:`ddp_prof.analyze.what_if.prediction.Predictor`.
+        shares_gpu: Whether several ranks take turns on one GPU.
+        is_alone: Whether the job has one rank only.
     """
 
     structures: tuple[RankStructure, ...]
@@ -49,14 +50,15 @@ class Captured:
 
     @cached_property
     def usable(self) -> tuple[RankStructure, ...]:
-        """The ranks that can be used; not empty if there is no ``reason``."""
+        """The ranks that a prediction can use; not empty if :attr:`reason` is ``None``."""
         return tuple(one for one in self.structures if one.reason is None)
 
     @property
     def reason(self) -> str | None:
-        """Why nothing can be predicted from them, whatever is asked."""
+        """Why nothing can be predicted from this run, whatever is asked; ``None`` if predictions are possible."""
         if not self.structures:
             return NO_RANKS
+        # A reason that holds for the whole job counts even if other ranks are usable, so it is looked for first.
         of_job_first = sorted(self.structures, key=lambda one: not one.is_of_job)
         for one in of_job_first:
             if one.reason and (one.is_of_job or not self.usable):
@@ -67,7 +69,7 @@ class Captured:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Which ranks are left out, a line for each reason."""
+        """One line of text for each reason why ranks are left out, which names these ranks."""
         reasons = dict.fromkeys(one.reason for one in self.structures if one.reason)
         for reason in reasons:
             which = [one.rank for one in self.structures if one.reason == reason]
@@ -75,25 +77,31 @@ class Captured:
 
     @property
     def queued(self) -> str | None:
-        """Why the times of its collectives are those of no link."""
+        """Why the times of the collectives do not tell how fast the link is; ``None`` if they do."""
         at_once = max(one.at_once for one in self.usable)
         return QUEUED.format(at_once=at_once) if at_once > 1 and self.usable[0].is_gloo else None
 
     @cached_property
     def least_waiting(self) -> RankStructure:
-        """The rank whose collectives take least, as it waits least for the others."""
+        """The usable rank whose collectives take the least time on average: it waits least for the other ranks."""
         return min(self.usable, key=lambda one: float(one.took_ns.mean()))
 
     @cached_property
     def shared_keys(self) -> Ints:
-        """The steps that were chosen of all ranks."""
+        """The keys (``RankStructure.keys``) of the steps that were chosen for every usable rank."""
         return reduce(np.intersect1d, [one.keys for one in self.usable])
 
     def gradients(self, parameters: Sequence[int] | None = None) -> Gradients | str:
+        """Return the gradients of the job, or a text that says why they are unknown; see :func:`find_gradients`."""
         return find_gradients(self.least_waiting, self.parameters, parameters)
 
     def transfers(self, gradients: Gradients) -> LinkFit | None:
-        """What collectives take without waits: the shortest part of the ranks; ``None`` for one rank."""
+        """Return the line of time by size for collectives that wait for no rank.
+
+        For each collective of a step, the rank that arrives last waits for no other rank, so the shortest duration over
+        the ranks is the transfer. ``None`` for one rank, for too few steps that all ranks have, if the ranks have
+        unequal collectives, or if no line fits.
+        """
         ranks, keys = self.usable, self.shared_keys
         if len(ranks) < 2 or len(keys) < LEAST_STEPS or len({one.calls for one in ranks}) > 1:
             return None
@@ -104,7 +112,7 @@ class Captured:
         return None if isinstance(found, str) else found
 
     def other_job(self, calibration: Captured) -> str | None:
-        """Why a capture is none of the same job; ``None`` if nothing tells that."""
+        """Return why ``calibration`` is a capture of another job; ``None`` if nothing shows that it is."""
         one, other = self.least_waiting, calibration.least_waiting
         if one.on_host != other.on_host:
             difference = "on a CPU" if other.on_host else "on a GPU"
@@ -127,6 +135,7 @@ def _in_words(reason: str) -> str:
 
 
 def _ranks_text(ranks: Sequence[int | None]) -> str:
+    """Return the beginning of a sentence, such as "ranks 0, 3 and 2 more are"; ``None`` is a rank without a number."""
     known = [str(rank) for rank in sorted(rank for rank in ranks if rank is not None)]
     unknown = len(ranks) - len(known)
     if not known:

@@ -1,8 +1,9 @@
-"""What a change would make of a step: measured, plus what a simulation of it says, less what one of today says.
+"""Predict how a change alters the length of a step: the simulated step with the change, less that of today.
 
-What the simulation has wrong about today it has wrong about the change, too, so most of it cancels. The interval holds
-how steps differ, how well the slowdown of compute and the time per byte are known, when gradients are ready where that
-is not known, and what predictions were off by where both sides were measured (:data:`MODEL_ERROR`).
+Errors of the simulation are alike in both, so most of them cancel in the difference. The interval of a prediction
+combines how much steps vary, how well the slowdown of compute and the time per byte are known, the unknown times at
+which gradients become ready, and by how much predictions were off where both sides were measured
+(:data:`MODEL_ERROR`).
 """
 
 from __future__ import annotations
@@ -40,20 +41,22 @@ GAIN, LOSS, NO_CHANGE = "gain", "loss", "no change"
 CANNOT_BE_TOLD, REFUSED = "cannot be told", "not predicted"
 
 MOST_FILES = 8
-"""``runs.run.MOST_FILES_OF_KERNELS``: of so many files the structure of steps is known."""
+"""The structure of steps is read from this number of files at most: ``runs.run.MOST_FILES_OF_KERNELS``."""
 MOST_OFF = 0.02
-"""If the simulation of today is off by a larger share of the step, nothing is predicted."""
+"""If the simulation of today's step is off by a larger fraction of the step, nothing is predicted."""
 MODEL_ERROR = 0.0053
-"""The root of the mean square of what predicted changes were off by, as a share of the step.
+"""The root mean square of the error of predicted changes, as a fraction of the step.
 
-One round predicts one round (``docs/what_if.md``); of medians of five rounds it is three quarters of that.
+This is the error where one round of measurements predicts another single round (``docs/what_if.md``); for medians of
+five rounds it is three quarters of that.
 """
 MODEL_ERROR_FROM = (
     "what predictions were off by for ranks of gloo on a CPU (docs/what_if.md); on GPUs that was not measured"
 )
 SIGMAS = 1.645
-"""Half of a 90 % interval in standard deviations."""
+"""Half of the width of a 90 % interval of a normal distribution, in standard deviations."""
 _OF_95 = 1.645 / 1.96
+"""The width of a 90 % interval, as a fraction of that of a 95 % interval."""
 
 NO_KAPPA = (
     "by how much communication slows compute is not known ({why}): capture it with more steps, or with several "
@@ -97,15 +100,18 @@ FEW_SHARED = (
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one change would make of a step; times in nanoseconds, a gain is negative.
+    """By how much one change alters the length of a step; times in nanoseconds, negative if the step gets shorter.
 
     Attributes:
-        change: Words for it.
-        calls, largest_bytes: Collectives of a step, and the bytes of the largest; ``None`` if not predicted.
-        change_ns, low_ns, high_ns: With a 90 % interval; ``None`` for ``reason``.
-        verdict: ``gain``, ``loss``, ``no change`` of what is so today, ``cannot be told``, or ``not predicted``.
-        beyond_ns: What the line says where it was not measured, which is no prediction.
-        parts_ns: Half of the interval by each doubt alone.
+        change: The change in words.
+        calls, largest_bytes: The collectives of a step after the change, and the bytes of the largest of them; ``None``
+            if the change is not predicted.
+        change_ns, low_ns, high_ns: The mean change per step, and its 90 % interval; ``None`` if not predicted.
+        verdict: ``gain``, ``loss``, ``no change`` where today's step is like that already, ``cannot be told``, or
+            ``not predicted``.
+        reason: Why the change is not predicted, or why it changes nothing.
+        beyond_ns: The simulated change where a collective is much larger than the measured ones; it is no prediction.
+        parts_ns: For each source of uncertainty, half of the width of the interval if it were the only one.
     """
 
     change: str
@@ -122,18 +128,23 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RunPrediction(FrameResult):
-    """What changes would make of a run's step.
+    """By how much each change that was asked for alters the step of a run.
 
     Attributes:
-        reason: Why nothing is predicted.
-        rank: The rank whose steps were simulated: of several, the one whose collectives take least, as it waits least.
-        steps: How many steps were simulated; ``measured_ns`` is their mean length, ``simulated_ns`` that of today.
+        reason: Why nothing is predicted; ``None`` if there are predictions.
+        predictions: One for each question, in their order.
+        rank: The rank whose steps were simulated. Of several ranks it is that whose collectives take least time, as it
+            waits least for the others.
+        steps: How many steps were simulated.
+        measured_ns, simulated_ns: The mean length of these steps as measured, and as simulated without a change.
         kappa: How many times as long compute takes beside communication, over all time beside it (``cost.kappa`` is
             that of the kernels that could be compared: ``docs/metrics.md``).
-        bucket_bytes: Of today's buckets.
-        sizes_from, doubts: Where the bytes of gradients are from, and what is assumed.
+        link: How long a collective takes by its size.
+        bucket_bytes: The bytes of each bucket today.
+        gradients: The number of gradients; 0 if single gradients are not known.
+        sizes_from, doubts: Where the bytes of gradients are from, and what is assumed about them.
         notes: Which ranks are left out, and why.
-        shared_steps: Of how many steps it is known what the ranks wait for; ``None`` for one rank.
+        shared_steps: In how many steps it is known how long the ranks wait for each other; ``None`` for one rank.
     """
 
     reason: str | None
@@ -166,19 +177,21 @@ def predict_run(
     """Answer questions about a run, or say why nothing can be predicted.
 
     Args:
-        own: The run.
-        questions: What is asked.
-        find_slowed: Called for how much communication slows compute, where no other run tells.
-        parameters: Bytes of the trained parameters, in their order, from the user.
-        calibration: Another run of the same job, which hides more or less: it tells what communication slows and, if
-            collectives of this run share cores, what one takes.
+        own: The run whose steps are to change.
+        questions: The changes that are asked for.
+        find_slowed: Returns by how much communication slows compute according to the kernels of the run.
+        parameters: Bytes of each trained parameter in the order of the model, as the user gives them.
+        calibration: Another run of the same job, which overlaps more of its communication, or less. It tells by how
+            much communication slows compute, and how long a collective takes alone if those of ``own`` share cores.
     """
+    # Each of these steps can find a reason why nothing can be predicted; the first reason is the answer.
     reason = own.reason or (calibration.reason if calibration else None)
     if reason:
         return RunPrediction(reason)
     notes = tuple(own.left_out) + tuple(
         f"--calibrate: {line}" for line in (calibration.left_out if calibration else ())
     )
+    # The runs that tell the time per byte; by how much communication slows compute; the gradients; the line of times.
     sources = _sources_of_link(own, calibration)
     reason = sources if isinstance(sources, str) else own.other_job(calibration) if calibration else None
     if reason or isinstance(sources, str):
@@ -193,6 +206,7 @@ def predict_run(
     link = _fit_link(sources, own, gradients, parameters)
     if isinstance(link, str):
         return RunPrediction(link, sizes_from=gradients.source, doubts=gradients.doubts, notes=notes)
+    # Nothing is predicted if a simulation of today's step is too far from the measured one.
     predictor = Predictor(
         structure,
         gradients,
@@ -224,14 +238,18 @@ def predict_run(
 
 
 def _sources_of_link(own: Captured, calibration: Captured | None) -> list[Captured] | str:
-    """The runs whose collectives tell what one takes alone; a text says why none does."""
+    """Return the runs whose collectives tell how long a collective takes alone, or a text that says why none does."""
     runs = [own, calibration] if calibration else [own]
     found = [one for one in runs if not one.queued]
     return found or runs[-1].queued or ""
 
 
 def _find_slowed(structure: RankStructure, find: Callable[[], Slowed], calibration: Captured | None) -> Slowed:
-    """How much communication slows: by kernels, or by two runs; of both the one that is known better."""
+    """Return by how much communication slows compute, or the reason why that is not known.
+
+    It is estimated from the kernels of the run (``find``) and, if there is a second run, from both runs. The estimate
+    with the narrower interval is returned.
+    """
     by_kernels = find()
     by_runs = calibrate(structure, calibration.least_waiting) if calibration else None
     known = [one for one in (by_kernels, by_runs) if one is not None and one.share is not None]
@@ -244,13 +262,18 @@ def _find_slowed(structure: RankStructure, find: Callable[[], Slowed], calibrati
 
 
 def _width(slowed: Slowed) -> float:
+    """Return the width of the interval; 1, all that is possible, where it is not known."""
     return 1.0 if slowed.low is None or slowed.high is None else slowed.high - slowed.low
 
 
 def _fit_link(
     sources: Sequence[Captured], own: Captured, gradients: Gradients, parameters: Sequence[int] | None
 ) -> LinkFit | str:
-    """A line through the collectives of these runs."""
+    """Fit a line of duration (ns) against size (bytes) to the mean collectives of all ``sources``.
+
+    Returns:
+        The line, or a text that says why there is none.
+    """
     means_ns, sizes = [], []
     for source in sources:
         found = gradients if source is own else source.gradients(parameters)
@@ -265,8 +288,17 @@ class Predictor:
     """Answers questions about the steps of one rank.
 
     Attributes:
-        holds_at_most: Whether a bucket holds at most its cap, as ours do, instead of being closed when it reaches it.
-        transfers: What a collective takes that waits for no rank, by ``shared_steps`` steps; ``None`` if not known.
+        structure: The measured steps of the rank.
+        gradients: The gradients of a step, and today's buckets.
+        link: How long a collective takes by its size, its waits for other ranks included.
+        slowed, share: The fraction of the time beside communication that compute loses: the estimate with its interval,
+            and its value limited to 0 to 0.95.
+        holds_at_most: Whether a bucket holds at most its cap, as in our variants; in torch's DDP, it is closed when it
+            reaches its cap.
+        transfers: How long a collective takes that waits for no rank, from the steps that all ranks have; ``None`` if
+            not known.
+        shared_steps: The number of the steps that all ranks have; ``None`` for one rank.
+        today: The measured steps, divided for the simulation.
     """
 
     def __init__(
@@ -287,16 +319,20 @@ class Predictor:
 
     @cached_property
     def simulated_ns(self) -> Floats:
+        """The simulated length of each step without a change; shape (steps)."""
         return simulate(self.today.model, self.gradients.buckets, self.link.times, self.share)
 
     @property
     def off(self) -> float:
-        """How far the simulation of today is off, as a share of the measured step."""
+        """By how much the simulated mean step differs from the measured one, as a fraction of the measured one."""
         measured = float(self.today.measured_ns.mean())
         return abs(float(self.simulated_ns.mean()) - measured) / measured
 
     def buckets(self, question: Question) -> Buckets | None:
-        """The buckets of a question; ``None`` if gradients are not known singly, and it needs them."""
+        """Return the buckets after the change that ``question`` asks about, as lists of positions of gradients.
+
+        ``None`` if the change divides today's buckets and the single gradients are not known.
+        """
         sizes = self.gradients.bytes
         if question.kind == ONE_BUCKET:
             return [list(range(len(sizes)))]
@@ -311,7 +347,7 @@ class Predictor:
         return rule.buckets(sizes, cap) if rule else fill_until_reached(sizes, cap, cap)
 
     def change_ns(self, question: Question, buckets: Buckets) -> Floats:
-        """The change of each step that is simulated; shape (steps)."""
+        """Return by how much the simulated length of each step changes, in nanoseconds; shape (steps)."""
         return self._changed(question, buckets, self.today.model, self.link.times, self.share)
 
     def _changed(
@@ -323,6 +359,17 @@ class Predictor:
         share: float,
         transfers: LinkTimes | None = None,
     ) -> Floats:
+        """Return the same as :meth:`change_ns` for other assumptions about the steps and the link.
+
+        Args:
+            question: The change.
+            buckets: The buckets after the change.
+            model: The steps.
+            link: How long a collective takes before the change.
+            share: The fraction of the time beside a collective that compute loses.
+            transfers: How long a collective takes without waits, where the change removes these; by default, the fit.
+        """
+        # What the change alters: copies, bytes on the wire (``wire``) or the time of a collective (``times``).
         before = simulate(model, self.gradients.buckets, link, share)
         changed = model.without_copies() if question.saves_copies else model
         wire, times = 1.0, link
@@ -337,7 +384,7 @@ class Predictor:
         return simulate(changed, buckets, times, share, wire) - before
 
     def answer(self, question: Question, ranks: int) -> Prediction:
-        """The prediction, or why there is none; ``ranks`` is the number of captured ranks."""
+        """Return the prediction, which says why if nothing can be told; ``ranks`` is the number of captured ranks."""
         if reason := self._refuse(question, ranks):
             return _refused(question, reason)
         buckets = self.buckets(question)
@@ -355,6 +402,7 @@ class Predictor:
             return replace(
                 _refused(question, reason), calls=len(buckets), largest_bytes=largest, beyond_ns=round(mean_ns)
             )
+        # The sources of uncertainty are taken as independent: the squares of their parts of the interval add up.
         parts = dict(self._doubts(question, buckets, change_ns))
         half = hypot(*parts.values())
         low, high = mean_ns - half, mean_ns + half
@@ -371,7 +419,7 @@ class Predictor:
         )
 
     def _why_same(self, question: Question, buckets: Buckets) -> str | None:
-        """Why nothing changes: it is so today; ``None`` if it is not."""
+        """Return why the question changes nothing, as today's step is like that already; ``None`` if it is not."""
         if question.saves_copies:
             return None
         if question.kind in (BUCKET_SIZE, ONE_BUCKET) and [list(one) for one in buckets] == self.gradients.buckets:
@@ -379,12 +427,13 @@ class Predictor:
         return SAME_TIME if question.kind == TIME_PER_BYTE and question.value == 1 else None
 
     def _refuse(self, question: Question, ranks: int) -> str | None:
+        """Return why the question cannot be answered from the captures of ``ranks`` ranks; ``None`` if it can."""
         if question.kind == RANKS:
             if self.structure.world_size == question.value:
                 return SAME_RANKS
             known = self.structure.world_size or "its"
             return OTHER_RANKS.format(ranks=known, asked=f"{question.value:g}")
-        if question.kind in (COMMUNICATION, WAITS):
+        if question.kind in (COMMUNICATION, WAITS):  # they need to know how long each rank waits for the others
             world = self.structure.world_size or 2
             if ranks < 2:
                 return ONE_RANK
@@ -400,14 +449,26 @@ class Predictor:
         return None
 
     def _doubts(self, question: Question, buckets: Buckets, change_ns: Floats) -> Iterator[tuple[str, float]]:
-        """Half of a 90 % interval, by each doubt alone."""
+        """Yield each source of uncertainty with half of the width of the 90 % interval that it alone would give.
+
+        Args:
+            question: The change.
+            buckets: The buckets after it.
+            change_ns: The predicted change of each step, in nanoseconds.
+
+        Yields:
+            The name of the source, and nanoseconds: by how much the mean change moves if an input goes to an end of its
+            interval.
+        """
         model, link, share = self.today.model, self.link, self.share
 
         def moved(at: StepModel, times: LinkTimes, slowed: float) -> float:
+            """Return by how much the mean change differs with these inputs."""
             changed = self._changed(question, buckets, at, times, slowed)
             return abs(float(changed.mean() - change_ns.mean()))
 
         yield "steps", half_of_blocks(change_ns)
+        # Slowdown of compute: 0 to 1 where its interval is not known. Its interval is one of 95 %.
         low, high = self.slowed.low, self.slowed.high
         shares = (min(0.95, max(0.0, end)) for end in (0.0 if low is None else low, 1.0 if high is None else high))
         by_share = [(end, divide_today(self.structure, self.gradients, end)) for end in shares]
@@ -422,6 +483,7 @@ class Predictor:
         if not self.today.knows_ready:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
+        # Today's buckets do not tell whether torch gives the first bucket a cap of its own.
         rule = self.gradients.rule
         if question.kind == BUCKET_SIZE and rule is not None and rule.is_either and not self.holds_at_most:
             others = fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)

@@ -1,4 +1,4 @@
-"""What can be asked: another bucket size, one bucket, views, bf16 on the wire, another time per byte."""
+"""The changes whose effect can be asked for: another bucket size, one bucket, gradient views, bf16 on the wire, ..."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ COMMUNICATION, WAITS, RANKS = "without communication", "without waits for late r
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A change; ``value`` is MiB of a bucket, a factor of the time per byte, or a number of ranks.
+    """A change of the job whose effect is asked for.
 
-    ``with_views``: together with ``gradient_as_bucket_view=True``.
+    Attributes:
+        kind: One of the constants above, such as :data:`BUCKET_SIZE`.
+        value: MiB for a bucket size, a factor for the time per byte, the number of ranks for :data:`RANKS`; ``None``
+            for all other kinds.
+        with_views: Whether ``gradient_as_bucket_view=True`` is set as well.
     """
 
     kind: str
@@ -50,4 +54,4 @@ USUAL = (
     Question(VIEWS),
     Question(TIME_PER_BYTE, 0.5),
 )
-"""What is asked where nothing is."""
+"""What is asked where the user asks nothing."""

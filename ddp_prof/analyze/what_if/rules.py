@@ -1,7 +1,8 @@
-"""Which gradients share a bucket, by the rules of torch's DDP and of our variants; gradients in order of readiness.
+"""Which gradients share a bucket, by the rules of torch's DDP and of our variants.
 
-torch: a bucket is closed by the gradient with which it *reaches* its cap; the first one may have a cap of its own
-(1 MiB, if no ``bucket_cap_mb`` is given). Ours: a bucket holds *at most* its cap, unless one gradient is larger.
+Gradients are listed in the order in which they become ready. In torch's DDP, the gradient with which a bucket *reaches*
+its cap is its last one; the first bucket may have its own cap (1 MiB, if no ``bucket_cap_mb`` is given). In our
+variants, a bucket holds *at most* its cap, unless a single gradient is larger.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from ddp_prof.table import Ints
 from ddp_prof.variants import BYTES_PER_MB
 
 FIRST_BUCKET_BYTES = 2**20
-"""torch's cap of the first bucket, where ``bucket_cap_mb`` is not given; older torch has it always."""
+"""torch's cap of the first bucket where ``bucket_cap_mb`` is not given; older versions of torch always use it."""
 DEFAULT_MB = 25.0
+"""torch's cap of the other buckets where ``bucket_cap_mb`` is not given, in MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
+    """Stands for a tensor of this size in :func:`assign_buckets`."""
+
     nbytes: int
     dtype: str = ""
     device: str = ""
@@ -30,10 +34,12 @@ class _Sized:
 
 @dataclass(frozen=True, slots=True)
 class TorchRule:
-    """torch's rule: its cap is over ``low_bytes`` and at most ``high_bytes``.
+    """torch's rule as today's buckets show it; their cap itself is not recorded.
 
-    ``first_bytes`` is the cap of the first bucket, ``None`` if it has that of the others; ``is_either``: both
-    would give the same buckets today.
+    Attributes:
+        first_bytes: The cap of the first bucket; ``None`` if it is that of the other buckets.
+        low_bytes, high_bytes: Any cap above ``low_bytes`` and up to ``high_bytes`` gives today's buckets.
+        is_either: Whether the first bucket may as well have the cap of the others: today's buckets would be the same.
     """
 
     first_bytes: float | None
@@ -42,7 +48,7 @@ class TorchRule:
     is_either: bool = False
 
     def buckets(self, sizes: Ints, cap_bytes: float) -> list[list[int]]:
-        """Fill buckets with this cap; the first one keeps its own."""
+        """Return the buckets with another cap, as positions in ``sizes``; the first one keeps its cap if smaller."""
         first = cap_bytes if self.first_bytes is None else min(self.first_bytes, cap_bytes)
         return fill_until_reached(sizes, first, cap_bytes)
 
@@ -56,15 +62,21 @@ def mebibytes(size: int) -> str:
 
 
 def find_rule(sizes: Ints, calls: int) -> tuple[float, float] | None:
-    """The caps of the first and of the other buckets, in bytes, that give so many: torch's default, else the largest.
+    """Return caps in bytes, of the first bucket and of the others, with which torch makes ``calls`` buckets.
 
-    The larger the cap, the fewer the buckets: each ends no earlier. So the largest cap is found by halving.
+    torch's default caps are preferred, then the largest cap beside a first bucket of 1 MiB, then the largest cap for
+    all buckets; ``None`` if no cap gives this number.
+
+    Args:
+        sizes: Bytes of each gradient, in the order in which they become ready.
+        calls: The number of buckets: that of a step's collectives.
     """
     upto = np.cumsum(sizes)
     default = DEFAULT_MB * BYTES_PER_MB
     if _count_buckets(upto, FIRST_BUCKET_BYTES, default, calls) == calls:
         return FIRST_BUCKET_BYTES, default
     for most_first in (FIRST_BUCKET_BYTES, math.inf):
+        # The larger the cap, the fewer buckets: so bisection finds the largest cap that gives at least ``calls``.
         low, high = 1, max(1, int(upto[-1]))
         while low < high:
             cap = (low + high + 1) // 2
@@ -78,9 +90,13 @@ def find_rule(sizes: Ints, calls: int) -> tuple[float, float] | None:
 
 
 def _count_buckets(upto: Ints, first_bytes: float, cap_bytes: float, most: int) -> int:
-    """How many buckets :func:`fill_until_reached` makes, by cumulative sizes of gradients; at most ``most + 1``."""
+    """Return how many buckets :func:`fill_until_reached` makes, without making them; at most ``most + 1``.
+
+    ``upto`` has the cumulative sizes of the gradients: the bytes of each gradient and of all before it.
+    """
     count, end, before, cap = 0, 0, 0, first_bytes
     while end < len(upto) and count <= most:
+        # The bucket ends behind the first gradient with which the bytes reach the cap above those of earlier buckets.
         end = int(np.searchsorted(upto, before + cap)) + 1
         before, cap = int(upto[min(end, len(upto)) - 1]), cap_bytes
         count += 1
@@ -88,7 +104,7 @@ def _count_buckets(upto: Ints, first_bytes: float, cap_bytes: float, most: int) 
 
 
 def fill_until_reached(sizes: Ints, first_bytes: float, cap_bytes: float) -> list[list[int]]:
-    """Torch's rule: close a bucket when it reaches its cap."""
+    """Return the buckets by torch's rule, as positions in ``sizes``: a bucket is closed when it reaches its cap."""
     buckets: list[list[int]] = [[]]
     filled, cap = 0, first_bytes
     for at, size in enumerate(sizes.tolist()):
@@ -101,22 +117,25 @@ def fill_until_reached(sizes: Ints, first_bytes: float, cap_bytes: float) -> lis
 
 
 def fill_at_most(sizes: Ints, cap_bytes: float | None) -> list[list[int]]:
-    """Our rule: at most the cap, unless a single gradient is larger."""
+    """Return the buckets by our variants' rule, as positions in ``sizes``: at most the cap, or one larger gradient."""
+    # ``assign_buckets`` takes the parameters in their own order, which is the reverse of that of the gradients.
     backwards = [_Sized(size) for size in sizes[::-1].tolist()]
     return [[len(sizes) - 1 - at for at in bucket] for bucket in assign_buckets(backwards, cap_bytes)]
 
 
 def torch_rule_of(sizes: Ints, buckets: Sequence[Sequence[int]]) -> TorchRule | None:
-    """The rule that gives these buckets; ``None`` if none does.
+    """Return torch's rule with the caps that give these buckets; ``None`` if no cap does.
 
-    Each bucket but the last one is below its cap without its last gradient, and reaches it with that.
+    Each bucket is below its cap without its last gradient. With its last gradient, each but the last bucket reaches it.
     """
-    if not all(list(bucket) == list(range(bucket[0], bucket[-1] + 1)) for bucket in buckets):
+    if not all(list(bucket) == list(range(bucket[0], bucket[-1] + 1)) for bucket in buckets):  # not consecutive
         return None
+    # The bytes of each bucket without and with its last gradient.
     below = [int(sizes[list(bucket[:-1])].sum()) for bucket in buckets]
     reached = [int(sizes[list(bucket)].sum()) for bucket in buckets]
     if len(buckets) == 1:
         return TorchRule(None, below[0], math.inf)
+    # The bounds of the cap by all buckets but the first; then whether the first one fits a cap of 1 MiB, or theirs.
     low, high = max(below[1:]), min([math.inf, *reached[1:-1]])
     may_be_small = below[0] < FIRST_BUCKET_BYTES <= reached[0]
     is_alike = max(low, below[0]) < min(high, reached[0])
@@ -126,11 +145,15 @@ def torch_rule_of(sizes: Ints, buckets: Sequence[Sequence[int]]) -> TorchRule | 
 
 
 def split_at_sums(sizes: Ints, sums: Ints) -> Ints | None:
-    """The number of the part of each size, if consecutive parts have these sums; else ``None``."""
+    """Divide ``sizes`` into consecutive groups with the given sums; return the number of the group of each size.
+
+    ``None`` if no division has these sums.
+    """
     if int(sizes.sum()) != int(sums.sum()):
         return None
     ends = np.cumsum(sums)
     upto = np.cumsum(sizes)
+    # The end of each group must be the end of one of the sizes.
     if not np.isin(ends, upto).all():
         return None
     found: Ints = np.searchsorted(ends, upto, side="left")

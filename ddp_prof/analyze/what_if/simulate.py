@@ -1,19 +1,23 @@
-"""A step of data-parallel training as a fluid: backward, its collectives one after another, and what waits for them.
+"""Simulate a step of data-parallel training: backward, its collectives one after another, and what waits for them.
 
 ::
 
     compute      aaaa[1]bbbb[2]cccc[3]|22.33.rest     [k]: the last gradient of bucket k is ready
-    collectives         111111.2222222333
+    collectives         111111.2222222333             a, b, c: backward, which ends at |
+                                                      111, 222, 333: collectives of buckets 1, 2, 3
+                                                      22, 33 after |: gradients of a bucket are copied out of it
 
 - Backward goes on at ``1 - slowed`` of its speed beside a collective, else at full speed. *Work* is the time it would
   take without collectives: the times of gradients are amounts of work.
-- A collective begins when its bucket is ready and the one before has ended, and takes ``overhead + bytes * per_byte``.
+- A collective begins when its bucket is ready and the collective before it has ended. It takes
+  ``overhead + bytes * per_byte``.
 - When backward has ended, the gradients of each bucket are copied out of it, in order, as soon as it is reduced; copies
   are slowed as backward is. With ``gradient_as_bucket_view`` there is nothing to copy.
 - What follows, such as the optimizer, waits for all of that and takes as long as it did.
 
-With ``slowed`` 0 and n equal segments of backward that take as long as their transfer, what is left when backward ends
-is the formula of the course CS336 (spring 2025, *ddp_bucketed_benchmarking*): ``s / (n w) + n o``.
+With ``slowed`` 0 and n equal buckets, each computed in as long as it is transferred, the communication that is left
+when backward ends is that of the course CS336 (spring 2025, *ddp_bucketed_benchmarking*): ``s / (n w) + n o``, for s
+bytes of gradients, w bytes per time and an overhead o of each collective.
 """
 
 from __future__ import annotations
@@ -33,14 +37,17 @@ Buckets = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class StepModel:
-    """What some steps of a rank are made of; times in nanoseconds, one row per step.
+    """The work that steps of a rank consist of; times in nanoseconds, one row per step.
+
+    *Work* is the time without the slowdown by collectives.
 
     Attributes:
-        bytes: Of each gradient, in the order in which gradients become ready; shape (gradients).
-        ready_ns: The work before each gradient is ready, with what launches its collective; shape (steps, gradients).
-        backward_ns: All work up to the end of backward; shape (steps).
+        bytes: The size of each gradient, in the order in which gradients become ready; shape (gradients).
+        ready_ns: The work from the begin of the step until each gradient is ready and a collective for it could begin;
+            shape (steps, gradients).
+        backward_ns: All work from the begin of the step to the end of backward; shape (steps).
         copy_ns: The work of copying each gradient out of its bucket, 0 with views; shape (steps, gradients).
-        rest_ns: From the end of all that to the end of the step; shape (steps).
+        rest_ns: Time from the end of backward, collectives and copies to the end of the step; shape (steps).
     """
 
     bytes: Ints
@@ -55,38 +62,41 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
-    """What a collective takes: ``overhead_ns + bytes * ns_per_byte``."""
+    """How long a collective takes: ``overhead_ns + bytes * ns_per_byte``."""
 
     overhead_ns: float
     ns_per_byte: float
 
 
 def simulate(model: StepModel, buckets: Buckets, link: LinkTimes, slowed: float, wire: float = 1.0) -> Floats:
-    """The length of each step with these buckets, in nanoseconds; shape (steps).
+    """Return the length of each step with these buckets, in nanoseconds; shape (steps).
 
     Args:
         model: The steps.
-        buckets: Each gradient in one of them.
-        link: What a collective takes.
-        slowed: Which share of the time beside a collective compute loses, from 0 to less than 1: ``1 - 1 / kappa``.
+        buckets: Every gradient is in exactly one bucket.
+        link: How long a collective takes.
+        slowed: The fraction of the time beside a collective that compute loses, from 0 to less than 1:
+            ``1 - 1 / kappa``, where kappa is how many times longer compute takes beside communication.
         wire: Bytes that are sent for each byte of a gradient, such as 0.5 for bf16.
     """
     speed = 1.0 - slowed
     free_ns = np.zeros_like(model.backward_ns)  # since when no collective runs
-    done = np.zeros_like(free_ns)  # the work that is done then
-    ended_ns = np.zeros_like(free_ns)  # when backward has ended, where it has
+    done = np.zeros_like(free_ns)  # the work of backward that is done at ``free_ns``
+    ended_ns = np.zeros_like(free_ns)  # when backward ended, in the steps where it has ended
     total = model.backward_ns
     ready = np.zeros_like(free_ns)
     ends, copies = [], []
     for bucket in buckets:
         first, last = bucket[0], bucket[-1]
-        is_slice = last - first + 1 == len(bucket)
+        is_slice = last - first + 1 == len(bucket)  # consecutive gradients: a slice is faster than a list
         rows = slice(first, last + 1) if is_slice else list(bucket)
         ready = np.maximum(ready, model.ready_ns[:, rows].max(axis=1))
+        # Backward runs alone until the bucket is ready, and perhaps ends meanwhile.
         alone = np.maximum(0.0, ready - done)
         ends_alone = (done < total) & (done + alone >= total)
         ended_ns = np.where(ends_alone, free_ns + total - done, ended_ns)
         start_ns, done = free_ns + alone, done + alone
+        # The collective runs, and backward beside it at its lower speed; again it may end meanwhile.
         took_ns = link.overhead_ns + link.ns_per_byte * wire * float(model.bytes[rows].sum())
         left = np.maximum(0.0, total - done)
         beside = np.minimum(left, took_ns * speed)
@@ -94,8 +104,11 @@ def simulate(model: StepModel, buckets: Buckets, link: LinkTimes, slowed: float,
         done, free_ns = done + beside, start_ns + took_ns
         ends.append(free_ns)
         copies.append(model.copy_ns[:, rows].sum(axis=1))
+    # Behind the last collective, backward does the rest of its work alone.
     left = np.maximum(0.0, total - done)
     now_ns = np.where(left > 0, free_ns + left, ended_ns)
+    # A bucket is copied out when its collective, backward and the copies before have ended; slowed until ``free_ns``,
+    # the end of the last collective.
     for end_ns, copy in zip(ends, copies, strict=True):
         begin_ns = np.maximum(now_ns, end_ns)
         beside = np.minimum(copy, np.maximum(0.0, free_ns - begin_ns) * speed)

@@ -1,4 +1,6 @@
-"""How large each gradient is, and which share a bucket today: from the first source that agrees with the capture.
+"""The size of each gradient, and which gradients share a bucket: from the first source that agrees with the capture.
+
+The first three sources give the size of each bucket. The others give single gradients, and are tried in this order:
 
 =====================  ======================================  ============================================
 source                 says                                    doubt
@@ -12,8 +14,9 @@ grids                  each gradient, in the order of buckets  rounded up to wha
 parameters             the parameters, in their order          gradients become ready in the reverse order
 =====================  ======================================  ============================================
 
-Bytes of collectives alone do not divide a bucket: then whole buckets can only be joined. Where a source says single
-gradients, these must sum to the bytes of each collective that another one says, or give as many calls by a rule.
+Bytes of collectives alone do not tell the gradients in a bucket: then a prediction can only join whole buckets. Single
+gradients must agree with the capture: they must add up to the bytes of each collective where these are known, or else
+give as many collectives as there are, by torch's rule.
 """
 
 from __future__ import annotations
@@ -57,11 +60,12 @@ class Gradients:
     """The gradients of a step, in the order in which they are taken to become ready.
 
     Attributes:
-        bytes: Of each.
-        bucket: The position of the collective that reduces it; shape (gradients).
-        source: What says so; ``doubts``: what is assumed, a line each.
-        are_single: Whether they are single gradients, and not whole buckets.
-        rule: What of torch's rule gives these buckets; ``None`` if it does not.
+        bytes: The size of each gradient; shape (gradients).
+        bucket: For each gradient, the position in the step of the collective that reduces it; shape (gradients).
+        source: Where the sizes are from, such as ``NCCL, run.json``.
+        doubts: What is assumed about them, one line each.
+        are_single: Whether these are single gradients; ``False`` if each stands for a whole bucket.
+        rule: torch's rule with the caps that give these buckets; ``None`` if no caps do.
     """
 
     bytes: Ints
@@ -73,10 +77,12 @@ class Gradients:
 
     @property
     def buckets(self) -> list[list[int]]:
+        """For each bucket, the positions of its gradients."""
         return [np.flatnonzero(self.bucket == one).tolist() for one in range(int(self.bucket.max()) + 1)]
 
     @property
     def bucket_bytes(self) -> Ints:
+        """The size of each bucket; shape (buckets)."""
         found: Ints = np.bincount(self.bucket, weights=self.bytes).astype(np.int64)
         return found
 
@@ -84,23 +90,26 @@ class Gradients:
 def find_gradients(
     structure: RankStructure, manifest: Sequence[int] = (), parameters: Sequence[int] | None = None
 ) -> Gradients | str:
-    """The gradients of a capture; a text says why they are not known.
+    """Return the gradients of a capture, or a text that says why they are not known.
 
     Args:
-        structure: Of a rank.
-        manifest: Bytes of the trained parameters in ``run.json``, in the order of ``model.parameters()``.
-        parameters: The same from a file of the user's.
+        structure: The steps and collectives of a rank.
+        manifest: Bytes of each trained parameter in ``run.json``, in the order of ``model.parameters()``.
+        parameters: The same from a file that the user gives.
     """
+    # ``known``: bytes of each collective. ``tried``: for each source that does not fit the capture, what is wrong.
     known = structure.bytes if structure.sizes_from else None
     calls = structure.calls
     tried: dict[str, str] = {}
 
     def found(sizes: Ints, bucket: Ints, source: str, doubts: list[str]) -> Gradients:
+        """Make the result; if the user gave ``parameters`` that are not used, its doubts say so first."""
         unused = (
             [] if not parameters or source == PARAMETERS else [tried.get(PARAMETERS) or UNUSED.format(source=source)]
         )
         return _gradients(structure, sizes, bucket, source, [*unused, *doubts])
 
+    # Take the first source of single gradients that fits. Gradients become ready in the reverse order of parameters.
     for source, sizes, is_reversed in (
         (COPIES, structure.out.bytes if structure.out else None, False),
         (MANIFEST, np.array(manifest[::-1], np.int64) if len(manifest) else None, True),
@@ -127,9 +136,11 @@ def find_gradients(
 
 
 _GRID_BYTES = 2048
+"""A block of threads copies this number of bytes, so a size that is known from the grid of a kernel is a multiple."""
 
 
 def _gradients(structure: RankStructure, sizes: Ints, bucket: Ints, source: str, doubts: list[str]) -> Gradients:
+    """Return the gradients with these sizes in these buckets, and torch's rule that gives the buckets, if one does."""
     single = not (len(sizes) == structure.calls and WHOLE_BUCKETS in doubts)
     buckets = [np.flatnonzero(bucket == one).tolist() for one in range(structure.calls)]
     named = source if structure.sizes_from in (None, source) else f"{structure.sizes_from}, {source}"
@@ -137,8 +148,18 @@ def _gradients(structure: RankStructure, sizes: Ints, bucket: Ints, source: str,
 
 
 def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | None) -> tuple[Ints | None, list[str]]:
-    """The bucket of each gradient, and what was assumed; ``None`` if they do not fit the capture."""
+    """Find the bucket of each gradient: return the buckets, and lines that say what was assumed.
+
+    The buckets are ``None`` if these gradients do not fit the capture.
+
+    Args:
+        structure: The steps and collectives of a rank.
+        source: Where the gradients are from: one of the constants of this module.
+        sizes: Bytes of each gradient, in the order in which they become ready.
+        known: Bytes of each collective; ``None`` if not known.
+    """
     calls, into = structure.calls, structure.into
+    # By the bytes of the collectives; else by the copies into buckets, if these are known; else by torch's rule.
     if known is not None:
         bucket = split_at_sums(sizes, known)
         return bucket, []
@@ -147,7 +168,7 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
     if (
         into is not None
         and into.knows_bytes
-        and np.array_equal(-(-sizes // _GRID_BYTES) * _GRID_BYTES, into.bytes)
+        and np.array_equal(-(-sizes // _GRID_BYTES) * _GRID_BYTES, into.bytes)  # rounded up, as by grids
         and _are_all(into.bucket, calls)
     ):
         return into.bucket, []
@@ -161,5 +182,5 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
 
 
 def _are_all(bucket: Ints, calls: int) -> bool:
-    """Whether each collective has a gradient, and none comes after the last one."""
+    """Return whether each collective has a gradient, none is later than the last one, and buckets follow in order."""
     return bool(np.array_equal(np.unique(bucket), np.arange(calls)) and np.all(np.diff(bucket) >= 0))

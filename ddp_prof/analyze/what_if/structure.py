@@ -1,10 +1,13 @@
-"""What a prediction needs of a rank: its steps, the collectives of gradients in them, copies, and single gradients.
+"""What a prediction needs to know of a rank: its steps, their collectives of gradients, copies, and single gradients.
 
 ::
 
     thread       [gradient 1][into bucket][gradient 2][into bucket] L        L: launches the collective
     compute       ##########  c            #########   c          | 1122233 rest
-    collective                                         NNNNNNNN             1122233: copies out of the buckets
+    collective                                         NNNNNNNN
+
+    ##: computes a gradient    c: copies it into a bucket    |: backward has ended
+    1122233: copies gradients 1, 2 and 3 out of the buckets    NN: the collective
 
 Torch's DDP multiplies each gradient by 1 / ranks as it copies it into its bucket: the end of that kernel is when the
 gradient is ready, and its grid says how large it is. After backward it copies each gradient out of its bucket again,
@@ -31,19 +34,20 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, distinct, select
 from ddp_prof.trace import Category, Kind
 
 _INTO_BUCKET = re.compile(r"[AB]UnaryFunctor<(\w+(?:::\w+)?).*(?:Mul|Div)Functor")
-"""Torch's kernels that multiply a tensor by a number, or divide it; the first group is the type of its numbers."""
+"""The names of torch's kernels that multiply a tensor by a number, or divide it; group 1 is the type of its numbers."""
 _NUMBER_BYTES = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
 _OLDER_TORCH = "at::detail::Array<"
-"""In the names of kernels of a torch whose threads compute four numbers each; later ones compute four or eight."""
+"""In the names of kernels of older torch, whose threads compute four numbers each; later torch: four or eight."""
 _GRID = re.compile(r"grid (\d+)x1x1 block (\d+)x1x1")
+"""The shape of a kernel with a one-dimensional grid; groups 1 and 2 are its number of blocks and threads per block."""
 _PER_THREAD = 4
-"""Numbers that a thread of such a kernel computes."""
+"""How many numbers a thread of a kernel with :data:`_OLDER_TORCH` in its name computes."""
 
 MOST_STEPS = 60
-"""Steps that are looked at: so many, evenly spread, are enough for an interval."""
+"""The most steps that are used: this number of evenly spread steps is enough for an interval."""
 LEAST_STEPS = 3
 ALIKE = 0.75
-"""At least this share of steps must have the same kernels; the others are left out."""
+"""At least this fraction of the steps must have the same collectives, and kernels; the other steps are left out."""
 
 NO_STEPS = "no steps are marked in it: name a range that each step has with --step-range, or mark steps"
 NO_GRADIENTS = "no collective of this capture is known to reduce gradients: capture a step of training with backward"
@@ -69,19 +73,19 @@ SEVERAL_GROUPS = (
 )
 _HALF = re.compile(r"_(?:b?f16|half|_*nv_bfloat16)(?![a-zA-Z0-9])")
 _WHOLE = re.compile(r"_(?:f32|float|f64|double)(?![a-zA-Z0-9])")
-"""In the names of NCCL's kernels that reduce numbers of two bytes, and of four or eight."""
+"""The types in the names of NCCL's kernels: numbers of two bytes (``_HALF``), of four or eight (``_WHOLE``)."""
 
 
 @dataclass(frozen=True)
 class Copied(Brief):
-    """Gradients that were seen being copied, in order: those of bucket 0 first.
+    """The copies of gradients into buckets, or out of them, in order: the gradients of bucket 0 first.
 
     Attributes:
-        bytes: Of each gradient; by a grid, that is at most what it is.
-        bucket: The position of its collective in the step.
-        ends_ns: When each copy ended; ``launch_ns``: when it was launched; shape (steps, gradients).
-        took_ns, beside_ns: How long each took, and how much of that beside collectives.
-        knows_bytes: Whether ``bytes`` are known; by the grids of a recent torch they are not.
+        bytes: The size of each gradient, or, by the grid of the kernel, an upper bound; shape (gradients).
+        bucket: The position in the step of the collective of each gradient; shape (gradients).
+        ends_ns, launch_ns: When each copy ended, and when it was launched; shape (steps, gradients).
+        took_ns, beside_ns: How long each copy took, and how long of that a collective ran; shape (steps, gradients).
+        knows_bytes: Whether ``bytes`` are known: the grids of a recent torch do not tell them.
     """
 
     bytes: Ints
@@ -95,22 +99,30 @@ class Copied(Brief):
 
 @dataclass(frozen=True)
 class RankStructure(Brief):
-    """The chosen steps of a rank; times are those of the trace, shapes (steps,) and (steps, collectives).
+    """The chosen steps of a rank and their collectives of gradients.
+
+    Times are nanoseconds on the clock of the trace. Their shape is (steps), or (steps, collectives) for ``launch_ns``,
+    ``ready_ns``, ``start_ns`` and ``end_ns``.
 
     Attributes:
-        reason: Why nothing of the rank can be predicted; all else but its number is then empty.
-        is_of_job: Whether that is so for the whole job.
-        on_host: Whether its compute is on the CPU.
-        keys: See ``RankEvents.step_keys``.
-        bytes: Of each collective, where the capture says it; ``UNKNOWN`` where not.
-        params: Number of gradients of each, by our ranges; ``UNKNOWN`` where not.
+        reason: Why nothing can be predicted from the rank; then all but ``rank`` and ``is_of_job`` is empty.
+        on_host: Whether compute runs on the CPU.
+        is_gloo: Whether collectives have no activity on a device, which means that gloo runs them on the host.
+        keys: A number for each step, by which the ranks know it; see ``RankEvents.step_keys``.
+        begins_ns, ends_ns: The begin and the end of each step.
+        backward_end_ns: When the last compute of backward ended.
+        resumes_ns: When backward, collectives and copies out of buckets have ended: the rest of the step begins.
+        launch_ns, ready_ns, start_ns, end_ns: When each collective was launched, when its last gradient was ready, and
+            when it began and ended.
+        bytes: The bytes of each collective, ``UNKNOWN`` where the capture does not say it; shape (collectives).
+        params: The number of gradients of each collective by our ranges, else ``UNKNOWN``; shape (collectives).
         sizes_from: Where ``bytes`` are from: ``ranges``, ``torch.profiler`` or ``NCCL``; ``None`` if they are unknown.
-        beside_ns: Of the compute before each time: how much of it ran beside these collectives; of ``start_ns``,
-            ``ready_ns``, ``backward_end_ns`` and of the copies into buckets.
-        into, out: Copies into buckets, and out of them; ``None`` where there are none that can be told apart.
-        resumes_ns: When collectives and copies have ended, so that the rest of the step begins.
-        at_once: The most of these collectives that ran at the same time.
+        beside_ns: How long, from the begin of the step to a time, compute ran beside these collectives. The keys name
+            the time: ``start``, ``ready``, ``backward_end``, and ``into`` for the ends of copies into buckets.
+        into, out: Copies into buckets, and out of them; ``None`` where they cannot be told from other kernels.
+        at_once: How many of these collectives ran at the same time at most, in the usual step.
         are_half: Whether the names of their kernels say that they reduce numbers of two bytes.
+        is_of_job: Whether ``reason`` holds for the whole job and not for this rank alone.
     """
 
     reason: str | None
@@ -147,11 +159,12 @@ class RankStructure(Brief):
 
 
 def find_structure(rank: RankEvents) -> RankStructure:
-    """What a prediction needs of a rank; with a reason if its steps cannot be predicted."""
+    """Return what a prediction needs to know of a rank; it has a ``reason`` if its steps cannot be predicted."""
     return replace(_find_structure(rank), rank=rank.rank)
 
 
 def _find_structure(rank: RankEvents) -> RankStructure:
+    """Return the structure without the rank's number, or with nothing but the reason why there is none."""
     if reason := why_unknown(rank):
         return RankStructure(reason)
     found = find_timings(rank)
@@ -174,6 +187,7 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         return RankStructure(steps)
     begins_ns, length_ns = rank.step_times.start_ns[steps], rank.step_times.length_ns[steps]
 
+    # The chosen steps have equally many collectives, so each column becomes a table of steps x collectives.
     chosen = select(timings, np.isin(timings.step, steps))
     shape = len(steps), len(chosen) // len(steps)
     columns = {
@@ -183,15 +197,18 @@ def _find_structure(rank: RankEvents) -> RankStructure:
     backward_end_ns = columns["backward_end_ns"].max(axis=1)
     if np.any(backward_end_ns == NO_TIME):
         return RankStructure(NO_BACKWARD)
+    # The bytes of a collective count only if they are the same in all steps.
     sizes = columns["bytes"][0]
     sizes = np.where(np.all(columns["bytes"] == sizes, axis=0), sizes, UNKNOWN)
     is_ours = bool(np.any(columns["bucket"] != UNKNOWN))
     profiler = "NCCL" if rank.trace.source.startswith("nsys") else "torch.profiler"
+    # Compute beside these collectives, which they may slow.
     communication = union(chosen.start_ns, chosen.end_ns)
     slowable = rank.union_of(Category.COMPUTE) & communication
     last_ns = columns["end_ns"].max(axis=1)
 
     def beside(until_ns: Ints) -> Ints:
+        """Return how long compute ran beside collectives from the begin of the step to each time; same shape."""
         since_ns = begins_ns if until_ns.ndim == 1 else np.repeat(begins_ns, until_ns.shape[1])
         flat = np.maximum(until_ns.ravel(), since_ns)
         return slowable.covered_ns(since_ns, flat).reshape(until_ns.shape)
@@ -234,12 +251,16 @@ def _find_structure(rank: RankEvents) -> RankStructure:
 
 
 def _usual_steps(rank: RankEvents, timings: CollectiveTimings) -> Ints | str:
-    """Of the whole steps those with the usual collectives and kernels, at most ``MOST_STEPS``; a text says why none."""
+    """Return the complete steps that have the usual collectives and kernels, as indices into the rank's steps.
+
+    At most ``MOST_STEPS`` are returned, evenly spread. If too few steps are alike, a text says so instead.
+    """
     steps, times = np.array(distinct(timings.step), np.int64), rank.step_times
     is_whole = (times.start_ns[steps] != NO_TIME) & (times.length_ns[steps] > 0)
     if int(is_whole.sum()) < LEAST_STEPS:
         return FEW.format(least=LEAST_STEPS)
-    # A warm-up step is not among them; of the others those with the usual collectives and kernels count.
+    # Warm-up steps were left out before. First the steps with the most common number of collectives are kept, then,
+    # among these, the steps with the most common kernels.
     count = np.bincount(timings.step, minlength=len(rank.steps))[steps]
     calls = Counter(count[is_whole].tolist()).most_common(1)[0][0]
     has_calls = is_whole & (count == calls)
@@ -257,28 +278,35 @@ def _usual_steps(rank: RankEvents, timings: CollectiveTimings) -> Ints | str:
 
 
 def spread_evenly(keys: Ints) -> Ints:
-    """The positions of at most ``MOST_STEPS`` steps, evenly spread; ranks with the same steps choose the same ones.
+    """Return the positions in ``keys`` of at most ``MOST_STEPS`` steps, evenly spread and ascending.
 
-    Multiples of the golden section, without their whole part, are evenly spread (Knuth, 6.4), and which are small hangs
-    on a step's own key alone: a step more or less of one rank moves no other one.
+    The steps with the smallest hash of their key are chosen. Fractional parts of multiples of the golden ratio are
+    evenly spread (Knuth, 6.4), and depend on the step's key alone. So ranks with the same steps choose the same steps,
+    and a step that one rank lacks hardly changes what it chooses.
     """
+    # The low 32 bits of the product are the fractional part times 2^32.
     spread = (keys.astype(np.uint64) * np.uint64(_GOLDEN)) & np.uint64(0xFFFF_FFFF)
     found: Ints = np.sort(np.argsort(spread, kind="stable")[:MOST_STEPS])
     return found
 
 
 _GOLDEN = 2_654_435_769
-"""2^32 times the golden section, without its whole part."""
+"""2^32 times the fractional part of the golden ratio."""
 
 
 def _are_half(rank: RankEvents) -> bool:
+    """Return whether some collectives' kernels reduce numbers of two bytes by their names, and none larger numbers."""
     activity = np.unique(rank.operations.activity)
     names = [rank.trace.names[one] for one in distinct(rank.trace.activities.name_id[activity[activity != UNKNOWN]])]
     return any(map(_HALF.search, names)) and not any(map(_WHOLE.search, names))
 
 
 def _kernels_of(rank: RankEvents) -> dict[int, int]:
-    """For each step, a number that stands for its kernels on threads that train: their names, in order of launch."""
+    """Return for each step a hash of the names of its kernels, in order of launch.
+
+    Only kernels that the main thread or a thread of autograd launches count, if there are any. On a CPU, where there
+    are no kernels, all steps have the same number.
+    """
     events = rank.events
     if rank.device is None:
         return dict.fromkeys(range(len(rank.steps)), 0)
@@ -287,7 +315,7 @@ def _kernels_of(rank: RankEvents) -> dict[int, int]:
     rows = rows[trains] if trains.any() else rows
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     names = rank.trace.activities.name_id[events.activity[rows]]
-    bounds = np.searchsorted(events.step[rows], np.arange(len(rank.steps) + 1))
+    bounds = np.searchsorted(events.step[rows], np.arange(len(rank.steps) + 1))  # where the kernels of each step begin
     return {
         step: hash(names[low:high].tobytes())
         for step, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
@@ -295,11 +323,18 @@ def _kernels_of(rank: RankEvents) -> dict[int, int]:
 
 
 def _count_parameters(rank: RankEvents, step: int, calls: int) -> Ints:
-    """The number of gradients in each of the first step's collectives, where our ranges say it."""
+    """Return the number of gradients of each bucket in a step by our ranges; ``UNKNOWN`` where none says it.
+
+    Args:
+        rank: The rank.
+        step: Index of the step.
+        calls: The number of collectives of a step, which is the length of the result.
+    """
     ranges, found = rank.collective_ranges, np.full(calls, UNKNOWN, np.int64)
     at_ns = ranges.launch_or_start_ns
     begins_ns, ends_ns = rank.steps.start_ns[step], rank.steps.end_ns[step]
     rows = np.flatnonzero((ranges.bucket != UNKNOWN) & (at_ns >= begins_ns) & (at_ns < ends_ns))
+    # Names are like "all_reduce|bucket=3|params=2".
     names = parse_ranges(rank.trace.names, *{name.partition("|")[0] for name in rank.trace.names if "params=" in name})
     for row in rows.tolist():
         known = names.get(int(ranges.name_id[row]))
@@ -310,7 +345,11 @@ def _count_parameters(rank: RankEvents, step: int, calls: int) -> Ints:
 
 
 def _most_at_once(start_ns: Ints, end_ns: Ints) -> int:
-    """How many collectives of a step ran at once at most, in the usual step."""
+    """Return the largest number of collectives that ran at the same time in a step; the median over the steps.
+
+    Starts and ends have shape (steps, collectives).
+    """
+    # +1 at each start and -1 at each end, in order of time: the running sum is how many run.
     times = np.concatenate([start_ns, end_ns], axis=1)
     change = np.concatenate([np.ones_like(start_ns), -np.ones_like(end_ns)], axis=1)
     order = np.argsort(2 * times + (change > 0), axis=1, kind="stable")  # at one time, ends come first
@@ -319,7 +358,17 @@ def _most_at_once(start_ns: Ints, end_ns: Ints) -> int:
 
 
 class _Copies:
-    """The copies of gradients into buckets and out of them, in the steps of a rank on a GPU."""
+    """Finds the copies of gradients into buckets and out of them, in the steps of a rank on a GPU.
+
+    Attributes:
+        rank: The rank.
+        steps: Indices of the chosen steps.
+        launch_ns: When each collective of these steps was launched; shape (steps, collectives).
+        communication: When collectives of gradients ran.
+        rows: The events of these steps that a thread of autograd launched, by step and launch.
+        activity: The activity of each of ``rows``.
+        by_step: For each step, the first position in ``rows`` and that after the last one; shape (2, steps).
+    """
 
     def __init__(self, rank: RankEvents, steps: Ints, launch_ns: Ints, communication: Intervals) -> None:
         self.rank, self.steps, self.launch_ns = rank, steps, launch_ns
@@ -332,12 +381,16 @@ class _Copies:
         self.by_step = np.searchsorted(events.step[self.rows], np.stack([steps, steps + 1]))
 
     def into(self) -> Copied | None:
-        """The kernels that multiply a gradient as they copy it into a bucket, one for each gradient."""
+        """Return the copies into buckets: kernels that multiply a gradient by a number, one for each gradient.
+
+        ``None`` if the trace has no grids of kernels, or steps have no or unequally many such kernels.
+        """
         trace = self.rank.trace
         if trace.shape_id is None or not len(self.rows):
             return None
         name_id, shape_id = trace.activities.name_id[self.activity], trace.shape_id[self.activity]
         scales = {one for one in distinct(name_id) if _INTO_BUCKET.search(trace.names[one])}
+        # How many numbers a kernel computes at most, for each shape of its grid.
         counts = {}
         for one in set(distinct(shape_id)) - {UNKNOWN}:
             if grid := _GRID.fullmatch(trace.names[one]):
@@ -347,6 +400,7 @@ class _Copies:
         chosen = self._chosen(is_one)
         if chosen is None:
             return None
+        # All chosen steps have the same kernels, so the first step tells the sizes.
         names = [trace.names[one] for one in name_id[chosen[0]].tolist()]
         numbers = np.array([counts[one] for one in shape_id[chosen[0]].tolist()], np.int64)
         types = [found[1] for name in names if (found := _INTO_BUCKET.search(name))]
@@ -355,11 +409,14 @@ class _Copies:
         return replace(self._copied(chosen, numbers * sizes), knows_bytes=knows_bytes)
 
     def out(self) -> Copied | None:
-        """The copies that the thread of the last collective launches after it, one for each gradient."""
+        """Return the copies out of buckets: those that threads of autograd launch after the step's last collective.
+
+        ``None`` if there are none, or the steps do not have the same copies.
+        """
         activities = self.rank.trace.activities
         is_copy = (activities.kind[self.activity] == Kind.COPY) & (activities.bytes[self.activity] > 0)
         events = self.rank.events
-        last = np.full(len(self.rank.steps), NO_TIME)
+        last = np.full(len(self.rank.steps), NO_TIME)  # when the last collective of each step was launched
         last[self.steps] = self.launch_ns.max(axis=1)
         is_copy &= events.launch_ns[self.rows] > last[events.step[self.rows]]
         chosen = self._chosen(is_copy)
@@ -371,18 +428,23 @@ class _Copies:
         return self._copied(chosen, sizes[0])
 
     def _chosen(self, mask: np.ndarray) -> Ints | None:
-        """Their positions, a row per step; ``None`` unless each step has as many."""
+        """Return the positions in ``rows`` where ``mask`` holds, one line per step: shape (steps, copies).
+
+        ``None`` if there are none, or the steps have unequally many.
+        """
         found = [low + np.flatnonzero(mask[low:high]) for low, high in self.by_step.T.tolist()]
         counts = {len(one) for one in found}
         return np.stack(found) if len(counts) == 1 and counts != {0} else None
 
     def _copied(self, chosen: Ints, sizes: Ints) -> Copied:
+        """Return these copies with their times: positions in ``rows`` of shape (steps, copies), and bytes of each."""
         events = self.rank.events
         rows = self.rows[chosen]
         launch_ns, ends_ns = events.launch_ns[rows], events.end_ns[rows]
         took_ns = ends_ns - events.start_ns[rows]
         beside_ns = self.communication.covered_ns(events.start_ns[rows].ravel(), ends_ns.ravel())
-        # A copy into a bucket is launched before the bucket's collective.
+        # A copy into a bucket is launched before the bucket's collective: its bucket is that of the next collective.
+        # (For a copy out of a bucket, which is launched after them all, the bucket has no meaning and is not used.)
         bucket = np.array(
             [np.searchsorted(own, at) for own, at in zip(self.launch_ns, launch_ns, strict=True)], np.int64
         )
