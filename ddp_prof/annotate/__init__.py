@@ -7,8 +7,9 @@
         with annotate.step():
             ...
 
-Importing this needs no torch. Without a profiler a range costs a few microseconds. Ranges go to NVTX (Nsight Systems)
-and to torch.profiler; ``DDP_PROF_RANGES=0`` in the environment switches them off.
+A range is a named interval of time that a profiler records, here for example one step or one all-reduce. Importing
+this module needs no torch. Without a profiler a range costs a few microseconds. Ranges go to NVTX (Nsight Systems) and
+to torch.profiler; ``DDP_PROF_RANGES=0`` in the environment switches them off.
 """
 
 from __future__ import annotations
@@ -68,33 +69,34 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import ``Monitor`` or ``log_overlap`` when the program first asks for it: their module imports torch."""
     if name in {"Monitor", "log_overlap"}:  # they import torch
         from ddp_prof.annotate import monitor
 
-        return getattr(monitor, name)
+        return getattr(monitor, name)  # not stored here: this function is called at every use
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
-    """Mark forward, backward, optimizer and collectives of a model by hooks, its code unchanged.
+    """Put ranges around forward, backward, optimizer and collectives of a model by hooks, without changing its code.
 
-    For ``DistributedDataParallel`` each bucket's all-reduce is marked, even if a communication hook is registered
-    later; for FSDP2 (``fully_shard``, torch 2.9 and later) each gather and scatter. Buckets are marked from the first
-    step that a profiler records, so that an unprofiled run is not changed.
+    For ``DistributedDataParallel`` each bucket's all-reduce gets a range, even if a communication hook is registered
+    later; for FSDP2 (``fully_shard``, torch 2.9 and later) each all-gather and reduce-scatter. Buckets get ranges from
+    the first step that a profiler records, so that an unprofiled run is not changed.
 
     Args:
-        model: The outermost module, that is, with its wrapper, or a list of such modules; ``None``: every
-            ``DistributedDataParallel``, FSDP2 unit and optimizer that is created later.
+        model: The outermost module (the ``DistributedDataParallel`` and not the module inside it), or a list of such
+            modules. ``None``: every ``DistributedDataParallel``, FSDP2 unit and optimizer that is created later.
         optimizers: The model's optimizers, or lists of them.
 
     Returns:
-        An object whose ``remove()`` takes the marks off again.
+        An object whose ``remove()`` takes the hooks off again.
 
     Raises:
-        TypeError: The first argument is no module, or one of the others is no optimizer.
+        TypeError: The first argument is no module, or a later argument is no optimizer.
 
-    Where the order of the calls leaves buckets without marks, it warns: it comes after ``DistributedDataParallel(...)``
-    and takes what that returns; without a model it comes before.
+    Call it after ``DistributedDataParallel(...)`` with the wrapper that this returned. Without a model, call it before
+    any wrapper is created. In another order the buckets get no ranges, and a warning says so.
     """
     from ddp_prof.annotate.hooks import Instrumented
 
@@ -104,11 +106,13 @@ def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
 def lightning_callback(every: int | None = None, **monitoring: Any) -> Any:
     """Return a callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and what ``instrument`` marks.
 
-    With ``every`` it marks nothing, but measures and logs as :class:`Monitor` with these arguments.
+    It works with ``lightning`` or the older ``pytorch_lightning``, whichever is installed. A step lasts from one step
+    of the optimizer to the next, with data loading and gradient accumulation. ``ddp-prof capture`` counts the same
+    steps, with or without this callback.
 
-    It is for ``lightning`` or the older ``pytorch_lightning``, whichever is installed. A step lasts from one step of
-    the optimizer to the next, loading and accumulation included, as under ``ddp-prof capture``, which needs no callback
-    and counts the same steps with one.
+    Args:
+        every: If given, the callback marks nothing: it measures and logs as a :class:`Monitor` with this ``every``.
+        monitoring: Further arguments of that :class:`Monitor`.
     """
     from ddp_prof.annotate.hooks import Instrumented
 
@@ -116,10 +120,13 @@ def lightning_callback(every: int | None = None, **monitoring: Any) -> Any:
         from lightning.pytorch import Callback
     except ImportError:
         from pytorch_lightning import Callback
-    undo = ExitStack()
+    undo = ExitStack()  # what ends the marks or the monitor
 
     class Marks(Callback):  # type: ignore[misc]  # the package need not be installed
+        """Marks or monitors the steps from the start of a training to its end."""
+
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            """Start to mark or to monitor; what an earlier training has left is ended first."""
             undo.close()
             if every is not None:
                 undo.callback(_monitor_steps(every, {"start": getattr(trainer, "global_step", 0), **monitoring}))
@@ -137,23 +144,28 @@ def lightning_callback(every: int | None = None, **monitoring: Any) -> Any:
 
 
 def trainer_callback(every: int | None = None, **monitoring: Any) -> Any:
-    """Return a callback for Hugging Face's ``Trainer(callbacks=[...])``: marks steps and what ``instrument`` marks.
+    """Return a callback for Hugging Face's ``Trainer(callbacks=[...])`` that marks steps and what ``instrument`` marks.
 
-    With ``every`` it marks nothing, but measures and logs as :class:`Monitor` with these arguments.
+    A step is the same as for :func:`lightning_callback`. The Trainer does not pass the DDP wrapper to a callback, so
+    every DDP that is created later is marked.
 
-    A step is that of :func:`lightning_callback`. The Trainer does not pass the DDP wrapper to a callback, so every DDP
-    that is created later is marked.
+    Args:
+        every: If given, the callback marks nothing: it measures and logs as a :class:`Monitor` with this ``every``.
+        monitoring: Further arguments of that :class:`Monitor`.
     """
     from transformers import TrainerCallback
 
     from ddp_prof.annotate.hooks import Instrumented
 
-    undo = ExitStack()
+    undo = ExitStack()  # what ends the marks or the monitor
     if every is None:
         undo.callback(Instrumented(None, []).remove)
 
     class Marks(TrainerCallback):  # type: ignore[misc]  # the package need not be installed
+        """Marks or monitors the steps from the start of a training to its end."""
+
         def on_train_begin(self, _arguments: Any = None, state: Any = None, *_: Any, **__: Any) -> None:
+            """Start to mark or to monitor; ``state`` is the Trainer's, which holds the number of the first step."""
             if every is None:
                 undo.callback(_count_steps())
                 return
@@ -167,7 +179,7 @@ def trainer_callback(every: int | None = None, **monitoring: Any) -> Any:
 
 
 def _count_steps() -> Callable[[], None]:
-    """Mark steps from now on, unless a capture does; return what ends this."""
+    """Mark steps from now on, unless ``ddp-prof capture`` marks them already; return a function that stops this."""
     from ddp_prof.annotate import steps
 
     if steps.counts:
@@ -178,7 +190,15 @@ def _count_steps() -> Callable[[], None]:
 
 
 def _monitor_steps(every: int, arguments: dict[str, Any]) -> Callable[[], None]:
-    """Measure now and then from now on, steps counted from ``start``; return what ends this, once all is logged."""
+    """Start a :class:`Monitor` that measures a few steps now and then.
+
+    Args:
+        every: Steps between two measurements.
+        arguments: Further arguments of the monitor; ``start`` is the number of the first step.
+
+    Returns:
+        A function that stops the monitor; it returns after everything measured is logged.
+    """
     from ddp_prof.annotate import steps
     from ddp_prof.annotate.monitor import Monitor
 

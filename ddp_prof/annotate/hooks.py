@@ -1,7 +1,8 @@
-"""Marks a model by hooks: forward, backward, optimizer, the buckets of DDP, the gathers and scatters of FSDP2.
+"""Opens ranges by hooks: forward, backward, optimizer, DDP's buckets, FSDP2's all-gathers and reduce-scatters.
 
-No hook of torch encloses a whole backward pass. So ``torch.autograd.backward``, which every ``loss.backward()`` calls,
-is replaced by a function that opens a range around it.
+*To mark* something is to open a range when it begins and to close the range when it ends; *marks* are the hooks that do
+so. No hook of torch encloses a whole backward pass. So ``torch.autograd.backward``, which every ``loss.backward()``
+calls, is replaced by a function that opens a range around it.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from ddp_prof.annotate.ranges import NestedRange, OpenRange
 from ddp_prof.annotate.tracebacks import hide_own_frames
 
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
-"""nsys sets one of them for the program that it runs."""
+"""Environment variables; nsys sets at least one of them for the program that it runs."""
 _NAMED_RANKS = 16
+"""Most ranks that are listed in the name of a process group."""
 DEFAULT_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
-"""A communication hook of DDP: takes its state and a bucket."""
+"""A communication hook of DDP: takes its state and a bucket, returns a future of the reduced bucket."""
 
 
 class BackwardPasses:
     """Marks backward passes, which nest if a part of the model is computed again (activation checkpointing).
 
-    DDP may wait for its buckets at the end of a pass: there ``synchronize`` is opened. If the buckets are marked, the
-    outermost ``backward`` range ends there, so that what is still to be communicated is the tail of backward. Ranges of
-    buckets that are still open are closed with the outermost pass.
+    DDP may wait for its buckets at the end of a pass: a ``synchronize`` range is opened there. If the buckets have
+    ranges, the outermost ``backward`` range ends where this wait begins, so that the communication after it counts as
+    the tail of backward. Ranges of buckets that are still open are closed at the end of the outermost pass.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,11 @@ class BackwardPasses:
         self._may_wait = self._ends_at_wait = False
 
     def acquire(self) -> Callable[[], None]:
-        """Mark all passes from now on, and return the function that ends this, once every caller has called it."""
+        """Mark all passes from now on, and return the function :meth:`_release`, by which the caller stops this.
+
+        All callers share one replacement of ``torch.autograd.backward``, so that a pass gets one range. It is taken
+        back when every caller has called the function that it got.
+        """
         hide_own_frames()
         self._users += 1
         if self._users == 1:
@@ -58,8 +64,9 @@ class BackwardPasses:
 
             @wraps(original)
             def marked(tensors: Any, *args: Any, **kwargs: Any) -> None:
+                """Run ``torch.autograd.backward`` within a range, as long as marks are wanted."""
                 if isinstance(tensors, Iterator):
-                    tensors = tuple(tensors)
+                    tensors = tuple(tensors)  # _mark and original both read them
                 with self._mark(tensors) if self._users else nullcontext():
                     original(tensors, *args, **kwargs)
 
@@ -73,8 +80,14 @@ class BackwardPasses:
 
     @contextmanager
     def _mark(self, tensors: Any) -> Iterator[None]:
+        """Return a context that marks one backward pass, and DDP's wait for its buckets at the end of the pass.
+
+        Args:
+            tensors: The roots of the pass (one tensor or several), for example the loss.
+        """
         self._depth += 1
         is_queued = False
+        # own holds the backward range, waits the synchronize range; each closes what it holds.
         own, waits, thread = ExitStack(), ExitStack(), get_ident()
 
         def queue_begin_wait(_gradient: torch.Tensor) -> None:
@@ -89,6 +102,7 @@ class BackwardPasses:
                     torch.autograd.Variable._execution_engine.queue_callback(begin_wait)
 
         def begin_wait() -> None:
+            """End the backward range if buckets have ranges; open ``synchronize``. Autograd's thread may call this."""
             if get_ident() == thread:  # a nested range is cheaper
                 if self._depth == 1 and self._ends_at_wait:
                     own.close()
@@ -117,11 +131,14 @@ class BackwardPasses:
                     self._open.pop().end()
 
     def expect_wait(self, *, marks_buckets: bool) -> None:
-        """Tell that DDP reduces gradients in the next pass."""
+        """Note that DDP reduces gradients in the next pass; ``marks_buckets``: whether each bucket gets a range."""
         self._may_wait, self._ends_at_wait = True, marks_buckets
 
     def add_bucket(self, span: OpenRange) -> None:
-        """Close the range of a bucket with the pass at the latest, as gloo's thread may close it only later."""
+        """Close ``span``, the range of a bucket, at the end of the pass if it is still open then.
+
+        gloo's thread may close it only later.
+        """
         if self._depth:  # outside of a pass, a rank without a batch takes part in the reductions of the others
             self._open.append(span)
 
@@ -129,19 +146,26 @@ class BackwardPasses:
 _passes = BackwardPasses()
 
 agreement_follows = False
-"""Whether a DDP has run its first pass: in the second one, ranks agree on the order of its buckets."""
+"""Whether a DDP has run its first forward since the last step began.
+
+In DDP's second pass, that is, in the next step, ranks agree on the order of its buckets."""
 
 at_synchronized_forward: list[Callable[[DistributedDataParallel], None]] = []
 """Called before each forward of a marked DDP whose backward synchronizes gradients."""
 
 _marking_all: list[Instrumented] = []
-"""The instances that mark everything created later (``ddp-prof capture``); others must mark nothing twice."""
+"""The instances that mark everything created later (``ddp-prof capture``); other instances leave out what they mark."""
 
 
 class Instrumented:
-    """The marks on a model and its optimizers, see :func:`ddp_prof.annotate.instrument`."""
+    """The marks on a model and its optimizers; arguments as of :func:`ddp_prof.annotate.instrument`."""
 
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
+        """Mark backward passes, the forward of each model, its FSDP2 units, and the optimizers, unless they have marks.
+
+        If an earlier instance marks everything (``is_marked``), backward passes and optimizers have ranges already.
+        Without a model, this instance marks everything that is created later.
+        """
         models, steppers = _take_models(model), _take_optimizers(optimizers)
         self._undo: list[Callable[[], object]] = []
         is_marked = bool(_marking_all)
@@ -152,6 +176,7 @@ class Instrumented:
             self._mark_future_objects()
         for each in models:
             self._mark_forward(each)
+            # Modules to which fully_shard was applied are numbered as buckets.
             units = [unit for unit in each.modules() if hasattr(unit, "_get_fsdp_state")]
             for index, unit in enumerate(units):
                 mark_fsdp_unit(unit, index)
@@ -165,12 +190,19 @@ class Instrumented:
             ]
 
     def remove(self) -> None:
-        """Take the marks off. The communication hook stays in DDP, but opens no range."""
+        """Take the marks off, the last one first.
+
+        A communication hook that is installed stays in DDP, which cannot remove one.
+        """
         while self._undo:
             self._undo.pop()()
 
     def _take(self, one: Any) -> bool:
-        """Whether it has no marks yet; from now on it has."""
+        """Claim a model or an optimizer for this instance until :meth:`remove`.
+
+        Returns:
+            Whether it was claimed; ``False`` if it has marks already, of this instance or of another one.
+        """
         if one in _marked:
             return False
         _marked.add(one)
@@ -178,13 +210,19 @@ class Instrumented:
         return True
 
     def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace the function ``owner.name`` by ``make(original)`` until :meth:`remove`.
+
+        If somebody has replaced it again by then, :meth:`remove` leaves it.
+        """
         original = getattr(owner, name)
         marked = wraps(original)(make(original))
         setattr(owner, name, marked)
         self._undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is marked else None)
 
     def _mark_forward(self, model: torch.nn.Module) -> None:
-        wrapped = getattr(model, "_orig_mod", model)  # of what torch.compile made
+        """Mark each forward of ``model``, and the buckets if it is a DDP, unless it has marks already."""
+        wrapped = getattr(model, "_orig_mod", model)  # torch.compile keeps the module as _orig_mod
+        # BucketMarks puts register_comm_hook into the attributes of a DDP: such a DDP has marks.
         if "register_comm_hook" in vars(wrapped) or not self._take(wrapped):
             return
         opened: list[NestedRange] = []
@@ -192,9 +230,11 @@ class Instrumented:
         buckets = BucketMarks(wrapped) if isinstance(wrapped, DistributedDataParallel) else None
 
         def begin(_module: torch.nn.Module) -> None:
+            """Open the range of a forward pass, after a short range that tells the rank; prepare DDP's buckets."""
             nonlocal process
             if buckets:
                 buckets.begin_forward()
+            # At the first forward: if a DDP's forward is running, this module is inside the DDP, which has no marks.
             elif process is None and DistributedDataParallel._active_ddp_module is not None:
                 warnings.warn(f"{_NOT_THE_WRAPPER}: {_WRAP_FIRST}", stacklevel=2)
             # Opened in each step and so short that every recording of a step contains one.
@@ -204,6 +244,7 @@ class Instrumented:
             opened[-1].__enter__()
 
         def end() -> None:
+            """Close the range of the innermost forward pass, and prepare for backward."""
             if opened:
                 opened.pop().__exit__()
             if buckets:
@@ -215,8 +256,17 @@ class Instrumented:
         ]
 
     def _mark_future_objects(self) -> None:
+        """Mark every DDP, FSDP2 parameter group and optimizer from now on, until :meth:`remove`.
+
+        The ``__init__`` of DDP and of FSDP2's parameter group are replaced, so that each new object gets its marks.
+        """
+
         def mark_made(mark: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+            """Return a function that wraps an ``__init__``, so that ``mark`` is called with each new object."""
+
             def make(original: Callable[..., Any]) -> Callable[..., Any]:
+                """Return an ``__init__`` that does what ``original`` does, and then marks the object."""
+
                 def init(made: Any, *args: Any, **kwargs: Any) -> None:
                     original(made, *args, **kwargs)
                     mark(made)
@@ -247,12 +297,18 @@ _WRAP_FIRST = "call it after DistributedDataParallel(...), with what that return
 
 
 def _each(given: Any) -> list[Any]:
+    """Return the elements of lists and tuples, nested to any depth, as one list; ``[given]`` if it is neither."""
     if isinstance(given, (list, tuple)):
         return [one for part in given for one in _each(part)]
     return [given]
 
 
 def _take_models(given: Any) -> list[torch.nn.Module]:
+    """Return the first argument of ``instrument`` as a list: a module, modules in lists, or ``None``.
+
+    Raises:
+        TypeError: An element is no module.
+    """
     models = [] if given is None else _each(given)
     for one in models:
         if not isinstance(one, torch.nn.Module):
@@ -264,7 +320,14 @@ def _take_models(given: Any) -> list[torch.nn.Module]:
 
 
 def _take_optimizers(given: Sequence[Any]) -> list[Any]:
-    """Return torch's optimizers: those of Accelerate and others wrap them, and never call the hooks of the wrapper."""
+    """Return the torch optimizers that ``instrument`` was given, unwrapped.
+
+    Accelerate and other libraries wrap an optimizer in an object that never calls its own hooks, only those of the
+    optimizer inside, which is its attribute ``optimizer``.
+
+    Raises:
+        TypeError: An element is no optimizer.
+    """
     found = [getattr(one, "optimizer", one) for one in _each(given)]
     for one in found:
         if isinstance(one, type) or not hasattr(one, "register_step_pre_hook"):
@@ -277,9 +340,14 @@ def _take_optimizers(given: Sequence[Any]) -> list[Any]:
 
 
 def _warn_of_order(models: Sequence[torch.nn.Module]) -> None:
-    """Warn where buckets cannot be marked, because the wrapper came before the marks or will come after them."""
+    """Warn if the order of the calls leaves buckets without ranges; ``models``: the arguments of ``instrument``.
+
+    Without models, only a DDP that is created later is marked, so one that exists already is missed. With models, the
+    wrapper must be passed: the module inside it, or a module that is wrapped later, has no buckets.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return
+    # A DDP with marks has register_comm_hook among its own attributes.
     there = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
     if not models and any("register_comm_hook" not in vars(one) for one in there):
         warnings.warn(
@@ -300,7 +368,7 @@ def _warn_of_order(models: Sequence[torch.nn.Module]) -> None:
 
 
 def _reduces_gradients(module: torch.nn.Module) -> bool:
-    """Whether it is DDP, a unit of FSDP, or one of our variants."""
+    """Return whether the module is a DDP, a unit of FSDP1 or FSDP2, or one of the variants in ``ddp_prof.ddp``."""
     is_sharded = hasattr(module, "_get_fsdp_state") or type(module).__name__ == "FullyShardedDataParallel"
     return (
         isinstance(module, DistributedDataParallel) or is_sharded or hasattr(module, "finish_gradient_synchronization")
@@ -308,16 +376,22 @@ def _reduces_gradients(module: torch.nn.Module) -> bool:
 
 
 def is_under_nsys() -> bool:
+    """Return whether nsys runs this program, by the environment variables that it sets."""
     return any(name in os.environ for name in NSYS_VARIABLES)
 
 
 def is_recorded() -> bool:
-    """Whether torch.profiler or nsys records ranges."""
+    """Return whether ranges are switched on and torch.profiler records, or nsys runs the program."""
     return ranges.is_enabled() and (is_under_nsys() or bool(torch.autograd.profiler._is_profiler_enabled))
 
 
 def process_range(variant: str, parameters: Iterable[torch.Tensor]) -> NestedRange:
-    """Return the range by which readers know the rank."""
+    """Return the ``process`` range, from which the readers of a trace know the rank.
+
+    Args:
+        variant: Name of the wrapper or optimizer class, which is shown as the variant.
+        parameters: Parameters of the model; the first one tells the device.
+    """
     parameter = next(iter(parameters), None)
     is_ready = dist.is_available() and dist.is_initialized()
     return ranges.process(
@@ -330,7 +404,7 @@ def process_range(variant: str, parameters: Iterable[torch.Tensor]) -> NestedRan
 
 
 class OptimizerMarks:
-    """Hooks around ``optimizer.step()``; if a step raises, its range is open until the next step."""
+    """Hooks that open a range around ``optimizer.step()``; if it raises, the range stays open until the next step."""
 
     def __init__(self) -> None:
         self._opened: list[NestedRange] = []
@@ -346,21 +420,25 @@ class OptimizerMarks:
 
 
 class BucketMarks:
-    """Marks each bucket of one DDP by a communication hook, which calls the user's hook if there is one.
+    """Marks each bucket of one DDP by a communication hook of ours, which calls the user's hook if there is one.
 
-    With gloo on a CPU, torch.profiler records the collectives and a hook costs time: then DDP keeps its own all-reduce,
-    and a range holds the sizes of the buckets.
+    With gloo on a CPU, torch.profiler records the collectives by itself, and a hook costs time. Then no hook is
+    installed unless nsys records: DDP does its own all-reduce, and one range before backward holds the bucket sizes.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
+        """Replace ``ddp.register_comm_hook``, so that a hook of the program is called by ours.
+
+        If the program has registered its hook before, the buckets cannot be marked, and a warning says so.
+        """
         self._ddp, self._register = ddp, ddp.register_comm_hook
-        self._hook: Hook | None = None
+        self._hook: Hook | None = None  # the program's communication hook, and its state
         self._state: Any = None
         self._group = MarkingGroup(ddp.process_group)
         self._is_installed = bool(ddp._comm_hooks)
         # A DDP that finds unused parameters keeps its first buckets, and also reduces a map of the used parameters.
         self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
-        self._has_run = self._finds_unused
+        self._has_run = self._finds_unused  # such a DDP never agrees on a new order of buckets
         on_host = all(parameter.device.type == "cpu" for parameter in ddp.parameters())
         self._reduces_on_host = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
         self._sizes: NestedRange | None = None
@@ -370,7 +448,8 @@ class BucketMarks:
             ddp.register_comm_hook = self._register_hook_inside  # type: ignore[method-assign]
 
     def begin_forward(self) -> None:
-        """If a profiler records, install the hook, unless one is installed."""
+        """Install our communication hook if a profiler records, unless one is installed or none is needed."""
+        # DDP reduces gradients in the backward of this forward.
         if self._ddp.require_backward_grad_sync and torch.is_grad_enabled():
             for call in at_synchronized_forward:
                 call(self._ddp)
@@ -380,7 +459,7 @@ class BucketMarks:
             self._is_installed = True
 
     def end_forward(self) -> None:
-        """Prepare for the reduction of gradients in backward; without a hook, mark the sizes of the buckets."""
+        """Announce a backward in which DDP reduces gradients; if no hook is installed, emit a range of bucket sizes."""
         global agreement_follows
         if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled()):
             return
@@ -396,7 +475,10 @@ class BucketMarks:
                     pass
 
     def _find_sizes(self) -> NestedRange | None:
-        """Return the range that holds the sizes; ``None`` until DDP has rebuilt its buckets in the gradients' order."""
+        """Return a range that holds the bucket sizes; ``None`` until DDP has rebuilt its buckets.
+
+        DDP rebuilds them after the first pass, in the order in which the gradients arrived.
+        """
         ddp, known = self._ddp, self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         sizes = known["bucket_sizes"] if self._finds_unused else known.get("rebuilt_bucket_sizes")
         if not sizes:
@@ -405,7 +487,7 @@ class BucketMarks:
         return ranges.buckets([int(size) for size in sizes.split(",")], int(self._finds_unused), **names)
 
     def _register_hook_inside(self, state: Any, hook: Callable[..., Any]) -> None:
-        """Register the user's hook inside ours; replaces ``ddp.register_comm_hook``."""
+        """Register our communication hook, and keep the user's, which it calls; replaces ``ddp.register_comm_hook``."""
         if self._hook is None and self._is_installed:  # ours is registered and calls the user's from now on
             self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
         else:
@@ -413,6 +495,10 @@ class BucketMarks:
         self._state, self._hook, self._is_installed = state, hook, True
 
     def _reduce(self, bucket: Any) -> Any:
+        """Reduce one bucket by the user's hook or as DDP does, with ranges; return the future of the result.
+
+        Each message gets a range if we see it, else the whole hook gets one.
+        """
         if self._hook is None or sends_through_its_state(self._hook, self._state, self._group.marked):
             future, spans = self._group.reduce_bucket(bucket, self._hook, self._state)
         else:  # its messages are not known
@@ -426,9 +512,10 @@ class BucketMarks:
 
 
 def name_group(group: dist.ProcessGroup | None) -> dict[str, range_names.Value]:
-    """Return the fields by which a range names a process group: torch's name with the ranks, and their number.
+    """Return the fields of a range for a process group: ``group``, torch's name and the ranks; ``ranks``, their number.
 
-    Groups of different ranks may have one name, for example those that another group was split into.
+    For example ``{"group": "1 [0, 2]", "ranks": 2}``; ``None`` is the default group. The ranks belong to the name,
+    because torch may give groups of different ranks the same name, for example when it splits a group.
     """
     group = group or dist.distributed_c10d._get_default_group()
     ranks = dist.get_process_group_ranks(group)
@@ -437,7 +524,12 @@ def name_group(group: dist.ProcessGroup | None) -> dict[str, range_names.Value]:
 
 
 class MarkingGroup(dist.ProcessGroup):
-    """Wraps a process group and marks each all-reduce with a range of the bucket that is being reduced."""
+    """Wraps a process group, and opens a range for each all-reduce of the bucket that is being reduced.
+
+    Attributes:
+        marked: The wrapped group.
+        names: Fields of its ranges that name the group, see :func:`name_group`.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group))  # type: ignore[call-arg]  # torch's stub
@@ -447,10 +539,11 @@ class MarkingGroup(dist.ProcessGroup):
     def reduce_bucket(
         self, bucket: Any, hook: Hook | None = None, state: Any = None
     ) -> tuple[torch.futures.Future[torch.Tensor], list[OpenRange]]:
-        """Reduce a bucket of DDP by a hook of torch's, or average it as DDP does.
+        """Reduce a bucket of DDP by ``hook``, one of torch's, or if there is none, average it as DDP does.
 
         Returns:
-            The result, and a list of the ranges; PowerSGD adds to it when its first message has ended.
+            A future of the reduced bucket, and a list of the ranges of its messages. PowerSGD starts its second message
+            when the first one has ended, so its range is added to the list later.
         """
         self.bucket, self.params, self.spans = bucket.index(), len(bucket.parameters()), list[OpenRange]()
         if hook is None:
@@ -460,6 +553,7 @@ class MarkingGroup(dist.ProcessGroup):
                 tensor.mul_(1 / self.size())  # rounds as DDP does
             work = self.mark(tensor, lambda: dist.all_reduce(tensor, op, self.marked, async_op=True))
             future = work.get_future().then(lambda done: done.value()[0])
+        # A hook of torch calls all-reduce on the group that its state holds or is: give it this one for the call.
         elif hasattr(state, "process_group"):
             state.process_group, own = self, state.process_group
             future = hook(state, bucket)
@@ -472,6 +566,7 @@ class MarkingGroup(dist.ProcessGroup):
         return self.mark(tensors[0], lambda: self.marked.allreduce(tensors, *options))
 
     def mark(self, tensor: torch.Tensor, launch: Callable[[], Any]) -> Any:
+        """Call ``launch``, which starts an all-reduce of ``tensor``; return its work. The range ends with the work."""
         span = ranges.start_all_reduce(self.bucket, tensor.nbytes, self.params, **self.names)
         self.spans.append(span)
         work = launch()
@@ -480,9 +575,10 @@ class MarkingGroup(dist.ProcessGroup):
 
 
 def sends_through_its_state(hook: Hook, state: Any, group: dist.ProcessGroup) -> bool:
-    """Whether a hook is torch's, its state is or holds the group of its all-reduces, and this group is ``group``.
+    """Return whether the all-reduces of a hook go through the process group that its ``state`` is or holds.
 
-    These send less than their bucket: half of it (bfloat16), or two thin matrices (PowerSGD).
+    This is known of torch's own hooks. They may send less than their bucket: half of it (bfloat16), or two thin
+    matrices (PowerSGD), so each of their messages needs a range of its own. False also if that group is not ``group``.
     """
     is_default = getattr(hook, "__module__", "") == DEFAULT_HOOKS and not hook.__name__.endswith("wrapper_hook")
     sends_by = getattr(state, "process_group", state) or dist.distributed_c10d._get_default_group()
@@ -490,16 +586,17 @@ def sends_through_its_state(hook: Hook, state: Any, group: dist.ProcessGroup) ->
 
 
 def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
-    """Return ``AVG`` if the backend (NCCL) divides within the collective, else ``SUM``: the caller must divide."""
+    """Return ``AVG`` if the backend divides within the all-reduce (NCCL), else ``SUM``: then the caller must divide."""
     return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
 
 
 def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
-    """Whether collectives of this tensor run on the host, that is, by gloo."""
+    """Return whether collectives of this tensor run on the host, that is, by gloo."""
     return not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO
 
 
 def mark_fsdp_unit(unit: Any, bucket: int) -> None:
+    """Mark the collectives of a module to which ``fully_shard`` was applied; ``bucket`` is its number in the ranges."""
     state = unit._get_fsdp_state()
     for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
         if group is not None:
@@ -507,6 +604,7 @@ def mark_fsdp_unit(unit: Any, bucket: int) -> None:
 
 
 def _mark_group(group: Any, bucket: int) -> None:
+    """Mark the all-gather and the reduce-scatter of ``group``, an ``FSDPParamGroup``, unless they are marked."""
     for name, attribute in (
         (range_names.ALL_GATHER, "_all_gather_comm"),
         (range_names.REDUCE_SCATTER, "_reduce_scatter_comm"),
@@ -518,9 +616,16 @@ def _mark_group(group: Any, bucket: int) -> None:
 
 
 class MarkedCollective:
-    """A collective of FSDP2 with a range.
+    """Wraps an object that FSDP2 calls for a collective, and opens a range for each call.
 
-    On a CPU the range ends with the collective; on a GPU right after the launch, because the kernel is recorded.
+    On a CPU the range ends with the collective. On a GPU it ends right after the launch, because the profiler records
+    the kernel itself.
+
+    Args:
+        inner: The object of FSDP2.
+        name: ``all_gather`` or ``reduce_scatter``.
+        bucket: Number of the FSDP2 unit.
+        params: Number of the unit's parameters.
     """
 
     def __init__(self, inner: Any, name: str, bucket: int, params: int) -> None:
@@ -531,6 +636,7 @@ class MarkedCollective:
         return self._inner.allocate(*args, **kwargs)
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, **options: Any) -> Any:
+        """Run the collective in a range; arguments and result are those of ``inner``: a work, ``None`` if it blocks."""
         on_host = is_on_host(output_tensor, group)
         size = max(output_tensor.nbytes, input_tensor.nbytes)
         if group is not self._group:  # it is the same in all steps

@@ -1,4 +1,4 @@
-"""The log of a monitor while a job writes it: a line of JSON per measurement, appended to what earlier starts wrote."""
+"""Writes the log of a monitor: one line of JSON per measurement, appended to the lines of earlier starts of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ except ImportError:  # no POSIX system
 
 
 class LogFile:
-    """Appends records; one process at a time owns the file.
+    """Appends records to a file, and tells whether another running process writes to it.
 
     Args:
         file: The log; its folder need not exist yet.
@@ -26,7 +26,10 @@ class LogFile:
         self._open: int | None = None
 
     def is_another_job_s(self) -> bool:
-        """Whether another running process writes to the file: it holds a lock, which the system releases at its end."""
+        """Try to lock the file for this process; return whether another running process has locked it.
+
+        The lock ends with the process, however that ends.
+        """
         if fcntl is None or not self.file.exists():
             return False
         self._reopen()
@@ -40,17 +43,17 @@ class LogFile:
         return False
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a line at once, so that those of several processes do not mix.
+        """Append a record as a line of JSON, in one write if possible, so that lines of several processes do not mix.
 
         Raises:
-            OSError: The file cannot be written. A line of which a part was written is ended by the next one.
+            OSError: The file cannot be written. If a part of the line was written, the next call ends that line.
         """
         self._reopen()
         assert self._open is not None
         end = os.lseek(self._open, 0, os.SEEK_END)
         is_cut = end > 0 and os.pread(self._open, 1, end - 1) != b"\n"  # a full disk, or a killed process
         line = (b"\n" if is_cut else b"") + json.dumps(record).encode() + b"\n"
-        while line:
+        while line:  # os.write may write only a part, and returns its length
             line = line[os.write(self._open, line) :]
 
     def close(self) -> None:
@@ -59,7 +62,7 @@ class LogFile:
             self._open = None
 
     def _reopen(self) -> None:
-        """Open the file, again if it was removed or replaced while the job ran."""
+        """Open the file if it is not open; open it anew if it was removed or replaced while the job ran."""
         if self._open is not None:
             try:
                 if os.path.samestat(os.fstat(self._open), self.file.stat()):

@@ -1,4 +1,7 @@
-"""Calls a function of the program, or of a tracker, in a thread of its own: one that hangs holds up nothing else."""
+"""Calls a function of the program or of an experiment tracker in a thread of its own, so that it may hang.
+
+A function that does not return holds up neither the training nor the other functions.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 _MOST_WAITING = 100
-"""Records that wait for a function that does not return; more are left out."""
+"""Most records that wait for a function that does not return; later records are dropped."""
 
 
 class Messenger:
-    """Passes records on, in their order.
+    """Calls ``function`` with each record, in the order of the records, in its own thread.
 
     Args:
         function: Takes a record.
@@ -25,22 +28,23 @@ class Messenger:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, if there is none; not at the end of the process, where Python starts none."""
+        """Start the thread if there is none. Call it before the process ends: then Python starts no thread any more."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ddp_prof.monitor.log", daemon=True)
             self._thread.start()
 
     def pass_on(self, record: dict[str, Any]) -> None:
+        """Queue a record for the function without waiting; if too many wait, call ``fail`` instead."""
         try:
             self._records.put_nowait(record)
         except queue.Full:
             self._fail(record["step"], f"{_MOST_WAITING} records before it are waiting")
 
     def close(self, patience_s: float) -> None:
-        """Wait until all is passed on, but no longer than ``patience_s``."""
+        """Wait until all queued records are passed on; give up after ``patience_s`` seconds, twice that at most."""
         if self._thread is not None:
             try:
-                self._records.put(None, timeout=patience_s)
+                self._records.put(None, timeout=patience_s)  # None ends the thread
             except queue.Full:
                 return
             self._thread.join(patience_s)
@@ -51,6 +55,7 @@ class Messenger:
             self._call(record)
 
     def _call(self, record: dict[str, Any]) -> None:
+        """Call the function with a record; if it raises an exception, report that by ``fail``."""
         try:
             self._function(record)
         except Exception as error:

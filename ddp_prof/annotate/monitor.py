@@ -1,4 +1,4 @@
-"""Measures a few steps now and then while a job trains, and logs overlap and cost of its communication.
+"""Measures a few steps now and then while a job trains, and logs the overlap and the cost of its communication.
 
 ::
 
@@ -8,15 +8,18 @@
         optimizer.step()
         monitor.step()
 
-All ranks record the same steps by torch.profiler. A process of low priority then reads the trace of its rank; rank 0
-gathers what they found over the store of the process group (no collective is called), and logs one record::
+A *measurement* is a few consecutive recorded steps, known by the number of the first one. All ranks record the same
+steps by torch.profiler. On each rank a process of low priority then analyses the rank's trace. Rank 0 gathers the
+results of all ranks over the store of the process group (no collective is called), and logs one record::
 
     trains  ###########RRRR##########################RRRR######
     analyses               aaaaa                         aaaaa
     logs                        L                             L
 
+``#`` is a usual step, ``R`` a recorded step, ``a`` the analysis, which runs beside the training, ``L`` the record.
+
 The first recorded step is warm-up: in it ranks wait for those whose profiler starts later. Nothing here may end the
-training: what fails is logged as a warning, once for each kind of failure.
+training: a failure is logged as a warning, once for each kind of failure.
 """
 
 from __future__ import annotations
@@ -62,34 +65,44 @@ from ddp_prof.annotate.recording import (
 )
 
 PYTHON_VARIABLE = "DDP_PROF_PYTHON"
-"""The Python that analyses, where the job's own lacks ddp_prof's dependencies; set by ``ddp-prof capture``."""
+"""Environment variable: the Python that runs the analysis if the job's Python lacks ddp_prof's dependencies.
+
+``ddp-prof capture`` sets it."""
 FIRST = 10
-"""The step of the first measurement, as a job's first steps are no sample."""
+"""The step of the first measurement, because the first steps of a job are not typical."""
 ANALYSIS_S, GATHER_S, PATIENCE_S = 600.0, 120.0, 60.0
-"""How long an analysis may take, how long rank 0 waits for those of other ranks, and how long a program that ends waits
-for what is not logged yet."""
+"""How long an analysis may take; how long rank 0 waits for the results of other ranks; how long a program that ends
+waits until everything is logged."""
 AFTER_SILENCE_S = 5.0
 """How long rank 0 waits for ranks from which nothing arrived the last time."""
 _POLL_S = 0.2
+"""Time between two looks into the store."""
 _MOST_WAITING = 2
-"""Measurements that wait for their analysis; if there are more, as analyses take too long, they are left out."""
+"""Most measurements that wait for their analysis; if analyses take too long, later measurements are left out."""
 _MOST_SENT = 4
-"""Results of a rank in the store, and traces of it, that rank 0 has not dealt with."""
+"""Most results of a rank in the store, and most traces of it on disk, that rank 0 has not dealt with."""
 _ABSENT = "absent"
+"""Stands for "no value" when the store is asked for a key, see :func:`_peek`."""
 _OWN_PROFILER = "the program records by torch.profiler itself"
 _QUIET_KINETO = "6"
 """Log level without the two lines that torch 2.13 prints for each recording; a level that is set stays."""
 _KEPT = "kept"
+"""End of the store's key under which rank 0 says which traces stay."""
 _LOG = logging.getLogger("ddp_prof.monitor")
 _numbers = iter(range(sys.maxsize))
+"""Numbers for the readers of this process, 0, 1, ...; on all ranks the same, if all make their readers in one order."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A measurement that is recorded.
+    """A measurement of this rank whose trace is written.
 
-    ``overhead_ns`` is how long the profiler's start, stop and export held the training up, ``usual_ns`` the median of
-    the steps before, by the host's clock.
+    Attributes:
+        step: The first recorded step.
+        trace: File of the trace.
+        overhead_ns: How long start, stop and export of the profiler held the training up.
+        usual_ns: Median length of the unrecorded steps before, by the host's clock; ``None`` if it is not known.
+        recorded_ns: Length of each recorded step after warm-up, by the host's clock; empty if it is not known.
     """
 
     step: int
@@ -101,14 +114,14 @@ class _Recorded:
 
 @dataclass(frozen=True)
 class _Failed:
-    """A measurement that this rank does not have, and why; that was said in a warning."""
+    """A measurement that this rank could not make, and the reason, which a warning has told."""
 
     step: int
     why: str
 
 
 class _Group(NamedTuple):
-    """This rank, and the store over which ranks send what they found; ``None`` if there is no process group."""
+    """Rank and number of ranks, and the store over which ranks send results; ``None`` if there is no process group."""
 
     rank: int
     world: int
@@ -116,24 +129,25 @@ class _Group(NamedTuple):
 
 
 class Monitor:
-    """Measures ``steps`` steps each ``every`` steps, and logs what their communication costs.
+    """Measures ``steps`` training steps once in every ``every`` steps, and logs what their communication costs.
 
     Args:
-        every: Steps between two measurements. The first one is at step 10, or at ``every`` if that is less.
-        steps: Recorded steps that count; one more before them is warm-up.
-        folder: For the log, ``monitor.jsonl``, which is appended to, and for traces; if a disk is not shared by all
-            nodes, each has its own folder.
-        log: Where records go besides: a callable that takes a record, a ``logging.Logger``, a TensorBoard
+        every: Steps from the start of a measurement to the next one. The first measurement is at step 10, or at
+            ``every`` if that is less.
+        steps: Recorded steps that are analysed; one more step before them is recorded as warm-up.
+        folder: Folder for the log, ``monitor.jsonl``, which is appended to, and for the traces. If nodes do not share
+            the disk, each node has its own folder.
+        log: Where records go besides the file: a callable that takes a record, a ``logging.Logger``, a TensorBoard
             ``SummaryWriter``, a W&B run, MLflow, a logger of Lightning, or a list of these, in which ``None`` is left
             out. Default: a line on stderr. Each is called on rank 0, in a thread of its own.
-        keep: Traces that stay: that with the highest cost and the last one, all, or none; over all starts of a job
-            that append to one log.
-        limits: As of ``ddp-prof check``: ``min_overlap`` (0 to 1), ``max_exposed_ms``, ``max_tail_ms``,
+        keep: Which traces stay, over all starts of a job that append to one log: the trace with the highest cost and
+            the last trace, all traces, or none.
+        limits: Limits as for ``ddp-prof check``: ``min_overlap`` (0 to 1), ``max_exposed_ms``, ``max_tail_ms``,
             ``max_blocking_ms``, ``max_cost_ms``.
         alert: Is called with the record if a limit is not met; default: a warning in Python's logging.
         start: Number of the first step, for a job that goes on from a checkpoint.
 
-    A program's own torch.profiler has priority: a measurement ends without a result where the program starts one.
+    The program's own torch.profiler has priority: if the program starts one, a measurement stops without a result.
     """
 
     def __init__(
@@ -148,6 +162,12 @@ class Monitor:
         alert: Callable[[dict[str, Any]], object] | None = None,
         start: int = 0,
     ) -> None:
+        """Check the arguments, which the class describes, and begin to watch for the program's own torch.profiler.
+
+        Raises:
+            ValueError: ``every`` or ``steps`` is too small, or there is no such ``keep`` or limit.
+            TypeError: ``log`` is nothing that takes records.
+        """
         if steps < 1 or every < steps + 2:
             raise ValueError(f"every={every}, steps={steps}: give at least 1 step, and every >= steps + 2")
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)
@@ -155,14 +175,14 @@ class Monitor:
         self._first = start + min(FIRST, every)
         self._process = os.getpid()
         self._folder = Path(folder).absolute()
-        self._lengths_ns: deque[int] = deque(maxlen=100)
-        self._begun_ns: int | None = None
-        self._profile: profile | None = None
-        self._end = 0
-        self._measured = start
-        self._starts = False
+        self._lengths_ns: deque[int] = deque(maxlen=100)  # of the last steps that were not recorded
+        self._begun_ns: int | None = None  # when the current step began
+        self._profile: profile | None = None  # of the measurement that runs, if one does
+        self._end = 0  # the step before which it stops
+        self._measured = start  # the first step of the last measurement
+        self._starts = False  # whether our own profiler is being started
         self._recording_thread = 0
-        self._is_stuck = False
+        self._is_stuck = False  # whether a profiler could not be stopped, so that none can be started
         self._range: ranges.OpenRange | None = None
         self._overhead_ns = 0
         self._recorded_ns: list[int] = []
@@ -172,11 +192,11 @@ class Monitor:
         call_at_exit(partial(_close, weakref.ref(self)))
 
     def step(self) -> None:
-        """Say that a step is done: after ``optimizer.step()``, on every rank, in the thread that trains."""
+        """Note that a step is done. Call it after ``optimizer.step()``, on every rank, in the thread that trains."""
         self.at_step(self._step + 1)
 
     def at_step(self, step: int) -> None:
-        """As :meth:`step`, for who counts: ``step`` is the number of the step that begins."""
+        """Do what :meth:`step` does, for a caller that counts: ``step`` is the number of the step that begins."""
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
         try:
@@ -189,8 +209,9 @@ class Monitor:
                 self._reader.fail(self._measured, why)
 
     def _at_step(self, step: int) -> None:
+        """Note the length of the step that ended, and end or begin a measurement if ``step`` is its turn."""
         now_ns = time.perf_counter_ns()
-        if self._begun_ns is not None:
+        if self._begun_ns is not None:  # None before the first step
             (self._lengths_ns if self._profile is None else self._recorded_ns).append(now_ns - self._begun_ns)
         self._step = step
         if self._profile is not None:
@@ -201,10 +222,13 @@ class Monitor:
                 self._open_range()
         if self._profile is None and self._is_due(step):
             self._begin()
-        self._begun_ns = time.perf_counter_ns()
+        self._begun_ns = time.perf_counter_ns()  # taken anew: what was done above is no part of the step
 
     def close(self) -> None:
-        """End: a measurement that is not complete is dropped, what is recorded is logged before this returns."""
+        """End the monitor: drop a measurement that is not complete, and return once all complete ones are logged.
+
+        The wait for the log is limited, see :meth:`Reader.close`.
+        """
         if self._profile is not None:
             self._drop()
             self._reader.fail(self._measured, "the job ended", tells_rank_0=False)
@@ -215,13 +239,14 @@ class Monitor:
         return is_due and not self._is_stuck
 
     def _begin(self) -> None:
+        """Start the profiler for a measurement that begins with the current step; if it does not start, warn."""
         if _watch_profilers().record:
             warn_once("profiler", f"step {self._step} is not measured: {_OWN_PROFILER}")
             self._reader.fail(self._step, _OWN_PROFILER)
             return
         before_ns = time.perf_counter_ns()
         self._measured = self._step
-        self._starts = True
+        self._starts = True  # so that our own profiler is not taken for one of the program's
         try:
             started = make_profile(on_gpu=torch.cuda.is_available())
             started.start()
@@ -233,11 +258,12 @@ class Monitor:
         finally:
             self._starts = False
         self._recording_thread = threading.get_ident()
-        self._profile, self._end, self._recorded_ns = started, self._step + self._steps + 1, []
+        self._profile, self._end, self._recorded_ns = started, self._step + self._steps + 1, []  # 1 for warm-up
         self._open_range(warmup=1)
         self._overhead_ns = time.perf_counter_ns() - before_ns
 
     def _open_range(self, **marks: int) -> None:
+        """Open the range of the current step, unless the program marks steps itself; ``marks``: further fields."""
         if not ranges.steps_are_marked:
             self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self._step, **marks))
 
@@ -247,7 +273,7 @@ class Monitor:
             self._range = None
 
     def _drop(self) -> None:
-        """Stop without a result."""
+        """Stop the measurement that runs, if one does, without a result."""
         self._end_range()
         stopped, self._profile = self._profile, None
         if stopped is not None:
@@ -255,7 +281,11 @@ class Monitor:
                 self._stop(stopped)
 
     def _stop(self, recording: profile) -> None:
-        """Stop a profiler, unless this would end the process: see :data:`RECORDS_ALL_THREADS`."""
+        """Stop a profiler, unless this would crash the process, see :data:`.RECORDS_ALL_THREADS`.
+
+        Raises:
+            RuntimeError: It would crash the process; the profiler records on, and nothing more is measured.
+        """
         if not RECORDS_ALL_THREADS and self._recording_thread != threading.get_ident():
             self._is_stuck = True
             raise RuntimeError(
@@ -264,13 +294,14 @@ class Monitor:
         recording.stop()
 
     def give_way(self) -> None:
-        """Stop because the program starts its own torch.profiler: there can be only one."""
+        """Stop measuring because the program starts its own torch.profiler: only one can record at a time."""
         if not self._starts and self._profile is not None:
             self._drop()
             warn_once("dropped", f"step {self._step} is not measured: {_OWN_PROFILER}")
             self._reader.fail(self._measured, _OWN_PROFILER)
 
     def _finish(self) -> None:
+        """Stop the profiler after the last recorded step, write its trace, and have it analysed."""
         before_ns = time.perf_counter_ns()
         stopped, self._profile = self._profile, None
         assert stopped is not None
@@ -282,7 +313,7 @@ class Monitor:
             return
         self._overhead_ns += time.perf_counter_ns() - before_ns
         usual_ns = round(median(self._lengths_ns)) if self._lengths_ns else None
-        recorded_ns = tuple(self._recorded_ns[1:])
+        recorded_ns = tuple(self._recorded_ns[1:])  # without warm-up
         self._reader.read(_Recorded(self._measured, trace, self._overhead_ns, usual_ns, recorded_ns))
 
 
@@ -294,21 +325,27 @@ def log_overlap(
     limits: Mapping[str, float] | None = None,
     alert: Callable[[dict[str, Any]], object] | None = None,
 ) -> OnTraceReady:
-    """Return an ``on_trace_ready`` for a program's own torch.profiler that logs as :class:`Monitor` does.
+    """Return a function for ``on_trace_ready`` of a program's own torch.profiler, which logs as :class:`Monitor` does.
 
-    Steps are those between the profiler's ``step()``. Arguments as of :class:`Monitor`.
+    A step lasts from one call of the profiler's ``step()`` to the next. The arguments are those of :class:`Monitor`.
     """
     return OnTraceReady(Path(folder).absolute(), log, keep, limits, alert)
 
 
 class OnTraceReady:
-    """Exports what a torch.profiler recorded, and has it read and logged. Arguments as of :class:`Reader`."""
+    """Called with a torch.profiler that has recorded: writes its trace, and has the trace analysed and logged.
+
+    Args:
+        folder: Where the log and the traces go.
+        reading: The arguments of :class:`Reader` after the folder.
+    """
 
     def __init__(self, folder: Path, *reading: Any) -> None:
         self._folder, self._reader = folder, Reader(folder, *reading)
         call_at_exit(self.close)
 
     def __call__(self, recorded: Any) -> None:
+        """Write and analyse what ``recorded``, a torch.profiler, holds; a failure becomes a warning."""
         before_ns = time.perf_counter_ns()
         step = recorded.step_num
         try:
@@ -327,7 +364,11 @@ class OnTraceReady:
 
 
 def export(recorded: Any, folder: Path, step: int) -> Path:
-    """Write what a torch.profiler recorded; return the file. An exception leaves no part of it."""
+    """Write the trace of a torch.profiler into ``folder`` and return the file; ``step`` is the first recorded step.
+
+    Raises:
+        OSError: The trace was not written; no part of a file is left.
+    """
     target = folder / name_of_trace(step, _find_group().rank)
     folder.mkdir(parents=True, exist_ok=True)
     export_trace(recorded, target, is_compressed=False)
@@ -335,14 +376,29 @@ def export(recorded: Any, folder: Path, step: int) -> Path:
 
 
 def warn_of_export(error: Exception, folder: Path, step: int) -> str:
-    """Warn that a trace was not written; return the reason."""
+    """Log a warning that the trace of a measurement was not written; return the text."""
     why = f"{folder / name_of_trace(step, _find_group().rank)} was not written: {error}"
     warn_once("write", why)
     return why
 
 
 class Reader:
-    """Analyses what is recorded, in a thread that waits for processes of low priority, and logs it."""
+    """Has measurements analysed and logged, one after another, in a thread of its own.
+
+    The thread waits for processes of low priority, which do the work, so that training goes on. On rank 0 it also
+    gathers the results of the other ranks and writes the log; the other ranks send their results to rank 0.
+
+    Args:
+        folder: Folder for the log and the traces.
+        log: As for :class:`Monitor`.
+        keep: As for :class:`Monitor`.
+        limits: As for :class:`Monitor`.
+        alert: As for :class:`Monitor`.
+
+    Raises:
+        ValueError: There is no such ``keep``, or no such limit.
+        TypeError: ``log`` is nothing that takes records.
+    """
 
     def __init__(
         self,
@@ -352,10 +408,12 @@ class Reader:
         limits: Mapping[str, float] | None,
         alert: Callable[[dict[str, Any]], object] | None,
     ) -> None:
+        """Check the arguments, which the class describes; the threads start with the first measurement."""
         if keep not in ("all", "worst and last", "none"):
             raise ValueError(f"keep={keep!r}: it is 'all', 'worst and last' or 'none'")
         if unknown := {*(limits or {})} - {*LIMITS}:
             raise ValueError(f"limits: there is no {', '.join(sorted(unknown))}, only {', '.join(LIMITS)}")
+        # Each target of records gets a thread of its own, and so does the alert.
         logs = log if isinstance(log, (list, tuple)) else [print_text if log is None else log]
         targets = [as_target(one) for one in logs if one is not None]
         self._mlflow = [target for target in targets if isinstance(target, MlflowTarget)]
@@ -364,15 +422,19 @@ class Reader:
         self._folder, self._keep, self._limits = folder, keep, dict(limits or {})
         self._traces, self._log_file = KeptTraces(folder, keep), LogFile(folder / LOG_NAME)
         self._started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        # The queue of measurements for the thread; None ends it.
         self._tasks: queue.SimpleQueue[tuple[_Recorded | _Failed, _Group] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._name = f"ddp_prof/monitor/{next(_numbers)}"
-        self._sent = deque[str]()
-        self._silent = set[int]()
+        self._name = f"ddp_prof/monitor/{next(_numbers)}"  # start of this reader's keys in the store
+        self._sent = deque[str]()  # keys of this rank's results in the store, the oldest first
+        self._silent = set[int]()  # on rank 0: ranks from which nothing arrived the last time
         self._analysis = Analysis()
 
     def read(self, recorded: _Recorded) -> None:
-        """Have a measurement analysed and logged; what the program may end meanwhile is looked up here."""
+        """Queue a measurement for analysis and log; if too many wait, delete its trace and warn.
+
+        The active run of MLflow is looked up here, in the thread that trains, because the program may end it later.
+        """
         if self._tasks.qsize() >= _MOST_WAITING:
             recorded.trace.unlink(missing_ok=True)
             why = "analyses take longer than the steps between them"
@@ -384,14 +446,21 @@ class Reader:
         self._add(recorded)
 
     def fail(self, step: int, why: str, *, tells_rank_0: bool = True) -> None:
-        """Let rank 0 know that this rank does not have a measurement, so that it does not wait for it.
+        """Tell rank 0 that this rank does not have a measurement, so that rank 0 does not wait for it.
 
-        On rank 0 itself, that of the others is logged, unless not ``tells_rank_0``.
+        Args:
+            step: First step of the measurement.
+            why: The reason.
+            tells_rank_0: Matters on rank 0 only: whether it still gathers and logs what the other ranks measured.
         """
         if tells_rank_0 or _find_group().rank:
             self._add(_Failed(step, why))
 
     def _add(self, task: _Recorded | _Failed) -> None:
+        """Queue a measurement for the thread, which the first call starts.
+
+        A failed measurement is left out if there are no other ranks that would wait for its result.
+        """
         group = _find_group()
         if isinstance(task, _Failed) and (group.world == 1 or group.store is None):
             return
@@ -404,35 +473,38 @@ class Reader:
         self._tasks.put((task, group))
 
     def close(self) -> None:
-        """Wait until all is logged, but not for ever; an analysis that is not done by then is ended."""
+        """Wait until all measurements are logged, for :data:`PATIENCE_S` at most; kill an analysis that still runs."""
         until = time.monotonic() + PATIENCE_S
         if self._thread is not None:
-            self._tasks.put(None)
+            self._tasks.put(None)  # ends the thread
             self._thread.join(PATIENCE_S)
             if self._thread.is_alive():
                 self._analysis.kill()
             self._thread = None
         group = _find_group()
-        if group.rank and group.store is not None:
+        if group.rank and group.store is not None:  # tell rank 0 that nothing more comes from this rank
             with suppress(Exception):  # rank 0, whose store it may be, has ended
                 group.store.set(self._key_of_end(group.rank), "")
         for messenger in (*self._messengers, self._alerts):
             messenger.close(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
+        """Analyse and log the queued measurements, one after another, until ``None`` comes; this runs in the thread."""
         while (task := self._tasks.get()) is not None:
             self._read_or_warn(*task)
             del task  # a store that is held here would outlive its process group
         self._log_file.close()
 
     def _read_or_warn(self, task: _Recorded | _Failed, group: _Group) -> None:
+        """Do :meth:`_read`; an exception becomes a warning, so that the thread goes on with the next measurement."""
         try:
             self._read(task, group)
         except Exception as error:  # training goes on
-            if isinstance(task, _Recorded):
+            if isinstance(task, _Recorded):  # else a warning has told already that the step is not measured
                 warn_once("read", f"step {task.step} is not logged: {type(error).__name__}: {error}")
 
     def _read(self, task: _Recorded | _Failed, group: _Group) -> None:
+        """Analyse one measurement; send the result to rank 0, or on rank 0, gather all results and log them."""
         _delete_partial(self._folder, group.rank)
         with tempfile.TemporaryDirectory(prefix="ddp_prof.") as scratch:
             part = self._measure(task, group, Path(scratch))
@@ -445,7 +517,11 @@ class Reader:
                 self._log(task, group, self._gather(group, task.step, part), Path(scratch))
 
     def _measure(self, task: _Recorded | _Failed, group: _Group, scratch: Path) -> bytes:
-        """Analyse the trace of this rank; return what rank 0 gathers."""
+        """Analyse the trace of this rank; return the result that rank 0 gathers.
+
+        It is a line of JSON (rank, host, times by the host's clock, and ``error``, why there is no analysis) and what
+        the analysis wrote, which is empty if there is an error.
+        """
         head: dict[str, Any] = {
             "rank": group.rank, "host": socket.gethostname(), "overhead_ns": 0, "usual_ns": None, "recorded_ns": (),
         }  # fmt: skip
@@ -460,16 +536,18 @@ class Reader:
         return json.dumps({**head, "error": error}).encode() + b"\n" + packed
 
     def _find_log(self, group: _Group) -> Path | None:
-        """The log of earlier starts; ``None`` if it is another job's, whose traces stay."""
+        """Return the file of the log; ``None`` if another job writes to it too, whose traces must stay."""
         if group.rank == 0 and self._log_file.is_another_job_s():
             warn_once("shared", f"another job writes to {self._folder}, too: give each job a folder of its own")
             return None
         return self._log_file.file
 
     def _key(self, step: int, rank: int) -> str:
+        """Return the store's key for the result of a rank for the measurement at ``step``."""
         return f"{self._name}/{step}/{rank}"
 
     def _send(self, group: _Group, key: str, part: bytes) -> None:
+        """Put ``part``, the result of this rank, into the store, and delete its oldest result if there are too many."""
         if group.store is None:
             raise RuntimeError("there is no process group any more, over whose store rank 0 gathers")
         group.store.set(key, part)
@@ -478,10 +556,15 @@ class Reader:
             group.store.delete_key(self._sent.popleft())
 
     def _gather(self, group: _Group, step: int, own: bytes) -> list[bytes]:
-        """Wait for what the other ranks found; late ones are left out, and awaited shorter next."""
+        """Return the results of the ranks for the measurement at ``step``: ``own``, then what arrives in the store.
+
+        A rank from which nothing arrives in time is left out. If only such ranks are missing the next time, the wait is
+        shorter.
+        """
         parts, missing = [own], set(range(1, group.world) if group.store is not None else ())
         begun = time.monotonic()
         while missing:
+            # Take the results that are there; a rank that has ended sends nothing more.
             for rank in sorted(missing):
                 key = self._key(step, rank)
                 try:
@@ -494,6 +577,7 @@ class Reader:
                 if part is not None or has_ended:
                     missing.discard(rank)
                     self._silent.discard(rank)
+            # Give up after a while, soon if only ranks are missing that sent nothing the last time.
             patience_s = GATHER_S if missing - self._silent else AFTER_SILENCE_S
             if time.monotonic() > begun + patience_s:
                 break
@@ -503,11 +587,22 @@ class Reader:
         return parts
 
     def _key_of_end(self, rank: int) -> str:
+        """Return the store's key that a rank sets when its reader has ended."""
         return f"{self._name}/end/{rank}"
 
     def _log(self, task: _Recorded | _Failed, group: _Group, parts: Sequence[bytes], scratch: Path) -> None:
+        """Merge the results of the ranks into a record, log it, and delete the traces that do not stay; on rank 0.
+
+        Args:
+            task: The measurement on this rank.
+            group: The ranks.
+            parts: The results of the ranks that answered, see :meth:`_measure`.
+            scratch: An empty folder for temporary files.
+        """
+        # After the first line of a part comes the analysis; it is empty if the rank has none.
         if isinstance(task, _Failed) and not any(part.partition(b"\n")[2] for part in parts):
-            return  # no rank has it; why was said
+            return  # no rank has the measurement; warnings have said why
+        # Merge the results into a record.
         files = []
         for number, part in enumerate(parts):
             (file := scratch / f"part{number}").write_bytes(part)
@@ -518,6 +613,7 @@ class Reader:
             warn_once("merge", f"step {task.step} is not logged: {error}")
             self._keep_only(self._traces.choose(task.step, None), task.step, group)
             return
+        # Decide which traces stay, write the record, delete the other traces, and pass the record on.
         record = json.loads(text)
         kept = self._traces.choose(task.step, record["worst_ns"] or 0)
         record["traces"] = [name for name in record["traces"] if task.step in kept]
@@ -532,14 +628,23 @@ class Reader:
             self._alerts.pass_on(record)
 
     def _keep_only(self, kept: set[int], step: int, group: _Group) -> None:
-        """Delete what does not stay, of all ranks whose disk this is, and tell the others."""
+        """Delete the traces of all ranks on this disk that do not stay, and tell the other ranks which stay.
+
+        Args:
+            kept: First steps of the measurements whose traces stay.
+            step: First step of the last measurement that is decided.
+            group: The ranks.
+        """
         if group.store is not None:
             with suppress(RuntimeError):
                 group.store.set(f"{self._name}/{_KEPT}", json.dumps([step, sorted(kept)]))
         self._traces.delete(step, kept, group.rank)
 
     def _delete_unkept(self, group: _Group) -> None:
-        """Delete traces of this rank as rank 0 decided, which may not see this rank's disk, or may decide no more."""
+        """Delete the traces of this rank that do not stay: rank 0 decides, but may not see the disk of this rank.
+
+        If rank 0 has stopped deciding, the oldest traces are deleted.
+        """
         with suppress(RuntimeError):
             if group.store is not None and (said := _peek(group.store, f"{self._name}/{_KEPT}")):
                 last, kept = json.loads(said)
@@ -548,26 +653,28 @@ class Reader:
 
 
 class Analysis:
-    """Runs the analysis as a process of its own."""
+    """Runs ``python -m ddp_prof.monitor``, which analyses traces, as a process of its own."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._is_ended = False
 
     def kill(self) -> None:
-        """End the one that runs; none follows."""
+        """Kill the process that runs, and start none any more."""
         self._is_ended = True
         if (running := self._process) is not None:
             with suppress(OSError):
                 running.kill()
 
     def run(self, scratch: Path, *arguments: str) -> tuple[str, str | None]:
-        """Return what it prints, and why it failed.
+        """Run the analysis with these command-line arguments; return its stdout and, if it failed, the reason.
 
-        It runs in an empty folder and without the job's PYTHONPATH: there modules of the job cannot hide Python's own.
+        The second element is ``None`` if it succeeded. The process runs in ``scratch``, an empty folder, and without
+        the job's PYTHONPATH: there modules of the job cannot hide Python's own.
         """
         if self._is_ended:
             return "", "the job ended before its analysis did"
+        # The analysis must find ddp_prof, and not take the variables of ``ddp-prof capture`` for its own.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DDP_PROF_")}
         environ["PYTHONPATH"] = str(Path(__file__).parents[2])
         python = os.environ.get(PYTHON_VARIABLE) or sys.executable
@@ -595,7 +702,7 @@ class Analysis:
             self._process = None
         if code < 0:
             return "", f"its analysis was ended by signal {-code}"
-        if code:
+        if code:  # the last line on stderr is the reason
             return "", (reason.strip().splitlines() or [f"exit code {code}"])[-1]
         return said, None
 
@@ -604,13 +711,14 @@ _warned = set[str]()
 
 
 def warn_once(kind: str, text: str) -> None:
-    """Log a warning, the first time that something of this kind happens."""
+    """Log ``text`` as a warning if this is the first warning of this ``kind`` in the process."""
     if kind not in _warned:
         _warned.add(kind)
         _LOG.warning("ddp-prof monitor: %s", text)
 
 
 def _not_passed_on(which: str) -> Callable[[int, str], None]:
+    """Return a function that warns that a record was not passed on; ``which`` is the kind for :func:`warn_once`."""
     return lambda step, why: warn_once(which, f"step {step} was not passed on: {why}")
 
 
@@ -619,7 +727,7 @@ def _warn_of_limits(record: Mapping[str, Any]) -> None:
 
 
 def _delete_partial(folder: Path, rank: int) -> None:
-    """Delete what an earlier job of this rank was writing when it was killed."""
+    """Delete old temporary files of traces: an earlier job was killed while its process of this rank wrote them."""
     for file in folder.glob(f".step*.rank{rank}.json*.partial*"):
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > ANALYSIS_S:
@@ -627,7 +735,11 @@ def _delete_partial(folder: Path, rank: int) -> None:
 
 
 def _find_group() -> _Group:
-    """The process group, or what the launcher says of this process if there is no group or none any more."""
+    """Return rank, number of ranks and store of the process group.
+
+    If there is no process group (any more), rank and number come from the launcher's environment variables, else they
+    are 0 and 1; the store is ``None``.
+    """
     if dist.is_available() and dist.is_initialized():
         return _Group(dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store())
     rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
@@ -637,20 +749,27 @@ def _find_group() -> _Group:
 
 
 def _peek(store: Any, key: str) -> bytes | None:
-    """The value of a key, if there is one.
+    """Return the value of a key in the store, ``None`` if the key does not exist; without waiting.
 
-    A ``get`` would hold the store against the thread that trains until there is one, and torch 2.1 and 2.2 have no
-    ``check``. This sets nothing: no value is :data:`_ABSENT`, which is returned for a key that does not exist.
+    ``get`` would wait for the value and keep the training thread from the store meanwhile, and torch 2.1 and 2.2 have
+    no ``check``. ``compare_set`` would replace the value :data:`_ABSENT`, which no key has, so it changes nothing; for
+    a key that does not exist it returns :data:`_ABSENT`.
     """
     found = bytes(store.compare_set(key, _ABSENT, _ABSENT))
     return None if found == _ABSENT.encode() else found
 
 
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
+"""All monitors of this process that exist."""
 _profilers: list[ProfilersOfProgram] = []
+"""Holds the only :class:`.ProfilersOfProgram` of this process, once there is one."""
 
 
 def _watch_profilers() -> ProfilersOfProgram:
+    """Return the object that keeps track of the program's own profilers; the first call makes it.
+
+    It lets all monitors give way before such a profiler starts.
+    """
     if not _profilers:
 
         def give_way() -> None:
@@ -662,5 +781,6 @@ def _watch_profilers() -> ProfilersOfProgram:
 
 
 def _close(monitor: weakref.ref[Monitor]) -> None:
+    """Close a monitor at the end of the process, if it still exists and this process, not a parent, made it."""
     if (one := monitor()) is not None and os.getpid() == one._process:
         one.close()

@@ -1,4 +1,4 @@
-"""What a monitor in a job and the readers of its log agree on; needs no torch."""
+"""Names that a monitor in a job and the readers of its log share; importing them needs no torch."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ LIMITS = {
     "max_blocking_ms": "max_blocking_ns",
     "max_cost_ms": "max_cost_ns",
 }
-"""The limits that may be set, as ``ddp-prof check`` calls them, and their names in :class:`.Requirements`."""
+"""The limits that may be set: their names in ``ddp-prof check``, and the names of the same limits in
+:class:`.Requirements`, which are in ns."""

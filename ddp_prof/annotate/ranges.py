@@ -1,4 +1,7 @@
-"""The only module that emits ranges: to NVTX if installed, and by ``record_function`` while torch.profiler records.
+"""Emits all ranges of ddp_prof: to NVTX if installed, and by ``record_function`` while torch.profiler records.
+
+A range is a named interval of time on the host. It is either nested, opened and closed by one thread around a block of
+code, or a start/end range, which another thread may close. A *sink* is an object that receives ranges.
 
 ``DDP_PROF_RANGES=0`` in the environment or ``enable(False)`` switches them off.
 """
@@ -30,26 +33,26 @@ RANGES_VARIABLE = "DDP_PROF_RANGES"
 
 
 class Sink(Protocol):
-    """Receives ranges."""
+    """Receives ranges when they open and when they close."""
 
     def push(self, text: str) -> object:
-        """Open a range that nests within its thread; returns what :meth:`pop` needs."""
+        """Open a nested range of this thread; return the token that :meth:`pop` needs."""
 
     def pop(self, token: Any) -> None:
-        """Close the innermost range of this thread, which :meth:`push` opened."""
+        """Close the innermost nested range of this thread; ``token`` is what :meth:`push` returned."""
 
     def start(self, text: str) -> object:
-        """Open a range that nothing nests in; returns what :meth:`end` needs."""
+        """Open a start/end range, which does not nest with others; return the token that :meth:`end` needs."""
 
     def end(self, token: Any) -> None:
-        """Close a range opened by :meth:`start`, on any thread."""
+        """Close a range that :meth:`start` opened, on any thread; ``token`` is what :meth:`start` returned."""
 
 
 class NvtxSink:
     """Sends ranges to the attached profiler, if any, by the package nvtx or by torch's NVTX.
 
     nvtx 0.2.12 and later silently emit nothing under nsys up to 2023.4. torch's NVTX, which CUDA builds of torch
-    contain, always works but has no domains.
+    contain, always works but has no domains (names for the ranges of one library).
     """
 
     def __init__(self) -> None:
@@ -76,8 +79,12 @@ class NvtxSink:
         return (self._api or self._find_nvtx()) is not None
 
     def _find_nvtx(self) -> Any:
-        """Choose the NVTX; ``None``, which is not final, if there is none yet: torch may be imported later."""
+        """Choose nvtx or torch's NVTX; return its functions ``push``, ``pop``, ``start`` and ``end``.
+
+        Returns ``None`` if there is neither yet; the next call looks again, because torch may be imported later.
+        """
         has_torch = hasattr(sys.modules.get("torch._C"), "_nvtx")
+        # The package nvtx if it certainly emits, or if there is nothing else; it puts ranges into our domain.
         if nvtx is not None and not (has_torch and _is_silent_under_old_nsys()):
             domain = range_names.DOMAIN
             self._api = SimpleNamespace(
@@ -98,12 +105,13 @@ class NvtxSink:
 
 
 def _is_silent_under_old_nsys() -> bool:
+    """Return whether the installed nvtx is 0.2.12 or later, see :class:`NvtxSink`."""
     numbers = [int(part) for part in version("nvtx").split(".")[:3] if part.isdecimal()]
     return numbers >= [0, 2, 12]
 
 
 class TorchSink:
-    """Sends ranges to ``torch.profiler`` while one records; does not import torch.
+    """Sends ranges to a ``torch.profiler`` while it records; uses torch only if the program has imported it.
 
     Without a GPU, nested ranges are recorded as operators with a prefix in their name, which takes much less time than
     ``record_function``. With a GPU ``record_function`` is used, as torch.profiler then mirrors ranges onto streams.
@@ -113,6 +121,7 @@ class TorchSink:
         self._has_gpu: bool | None = None
 
     def push(self, text: str) -> Any:
+        """Open a nested range; return torch's context, ``None`` if no profiler records."""
         if not self.is_listening:
             return None
         if self._has_gpu is None:
@@ -129,11 +138,12 @@ class TorchSink:
             token.__exit__(None, None, None)
 
     def start(self, text: str) -> object:
+        """Open a start/end range; return the future that ends it, ``None`` if no profiler records."""
         if not self.is_listening:
             return None
         function = sys.modules["torch.autograd.profiler"].record_function(text)
         function.__enter__()
-        # A thread that the profiler does not know can end a range only by a future.
+        # A thread that the profiler does not know can end a range only by a future: the range ends with its result.
         future = sys.modules["torch"].futures.Future()
         function._call_end_callbacks_on_future(future)
         return future
@@ -148,7 +158,15 @@ class TorchSink:
 
 
 class Recorded(NamedTuple):
-    """A closed range: nanoseconds of ``time.perf_counter_ns``, half-open; ``is_start_end`` as in ``trace.Spans``."""
+    """A closed range, as :class:`Recorder` keeps it.
+
+    Attributes:
+        text: The name with its fields, see ``range_names``.
+        start_ns: Start by ``time.perf_counter_ns``.
+        end_ns: End by the same clock; it is not part of the interval.
+        thread: Native id of the thread that opened the range.
+        is_start_end: Whether it is a start/end range, as in ``trace.Spans``; else a nested one.
+    """
 
     text: str
     start_ns: int
@@ -158,7 +176,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Keeps ranges in memory, in the order in which they ended."""
+    """A sink that keeps ranges in memory, in ``ranges``, in the order in which they ended."""
 
     def __init__(self) -> None:
         self.ranges: list[Recorded] = []
@@ -166,7 +184,7 @@ class Recorder:
     def push(self, text: str) -> object:
         return text, time.perf_counter_ns(), threading.get_native_id()
 
-    start = push
+    start = push  # a start/end range opens in the same way
 
     def pop(self, token: Any) -> None:
         self._keep(token, is_start_end=False)
@@ -175,12 +193,16 @@ class Recorder:
         self._keep(token, is_start_end=True)
 
     def _keep(self, token: tuple[str, int, int], *, is_start_end: bool) -> None:
+        """Keep a range that ends now; ``token`` is what :meth:`push` returned."""
         text, start_ns, thread = token
         self.ranges.append(Recorded(text, start_ns, time.perf_counter_ns(), thread, is_start_end))
 
 
 class NestedRange:
-    """A range around a ``with`` block; closes for those sinks for which it was opened."""
+    """A nested range around a ``with`` block; it closes in the same sinks in which it was opened.
+
+    One object can be used again, but not within itself.
+    """
 
     __slots__ = ("_open", "_text")
 
@@ -197,7 +219,7 @@ class NestedRange:
 
 
 class OpenRange:
-    """A range that runs until :meth:`end`, possibly on another thread and across others."""
+    """A start/end range: it opens when the object is made and runs until :meth:`end`, which any thread may call."""
 
     __slots__ = ("_open",)
 
@@ -205,7 +227,10 @@ class OpenRange:
         self._open = [(sink, sink.start(text)) for sink in _active]
 
     def end(self, _completed: object = None) -> None:
-        """Close the range, unless it is closed. Fits ``Future.add_done_callback``, which passes the future."""
+        """Close the range, unless it is closed; the argument is not used.
+
+        ``Future.add_done_callback`` can call it, which passes the completed future.
+        """
         while self._open:
             try:
                 sink, token = self._open.pop()  # atomic: of two threads only one gets it
@@ -215,35 +240,38 @@ class OpenRange:
 
 
 _sinks: tuple[Sink, ...] = NvtxSink(), TorchSink()
+"""The sinks that get ranges while ranges are switched on."""
 _active = _sinks if os.environ.get(RANGES_VARIABLE, "1") != "0" else ()
 """The sinks that get ranges: all, or none while ranges are switched off."""
 
 steps_are_marked = False
 """Whether the program has called :func:`step`."""
 WARMUP_STEPS = 2
-"""The steps of a run that are warm-up if the program does not say which are."""
+"""Number of steps at the start of a run that are warm-up if the program does not say which steps are."""
 _own_steps = 0
+"""How many steps the program has marked by :func:`step` in this run."""
 _largest_index = -1
+"""The largest number of these steps."""
 at_own_step: Callable[[], None] | None = None
 """Called before each range of :func:`step`; set by ``ddp-prof capture``."""
 
 
 def is_enabled() -> bool:
-    """Whether ranges go anywhere."""
+    """Return whether any sink would receive a range now."""
     return any(getattr(sink, "is_listening", True) for sink in _active)
 
 
 def enable(on: bool = True) -> None:
-    """Switch all ranges on or off; open ranges are closed as usual."""
+    """Switch all ranges on or off; ranges that are open when they are switched off are still closed."""
     global _active
     _active = _sinks if on else ()
 
 
 @contextmanager
 def only_sink(sink: Sink) -> Iterator[None]:
-    """Send ranges to ``sink`` only, not even to a profiler, also if ranges are switched off.
+    """Within a ``with`` block, send ranges only to ``sink``, not to a profiler, even if ranges are switched off.
 
-    Steps that the program marks are counted anew.
+    Steps that the program marks are counted from 0 in the block; after it, the old count goes on.
     """
     global _sinks, _active, steps_are_marked, _own_steps, _largest_index
     before = _sinks, _active, steps_are_marked, _own_steps, _largest_index
@@ -256,9 +284,15 @@ def only_sink(sink: Sink) -> Iterator[None]:
 
 
 def process(*, rank: int, world: int, variant: str, backend: str, device: str, ranks_per_gpu: int = 1) -> NestedRange:
-    """Return the range around everything that is captured, on the main thread; ``device`` is ``cuda`` or ``cpu``.
+    """Return the range around everything that is recorded, to be opened on the main thread.
 
-    The range records ``ranks_per_gpu``, so that analysis can tell if ranks shared a GPU.
+    Args:
+        rank: The rank of this process.
+        world: Number of ranks.
+        variant: Name of the way in which gradients are reduced, for example the class that wraps the model.
+        backend: Communication backend, for example ``nccl``.
+        device: ``cuda`` or ``cpu``.
+        ranks_per_gpu: Number of ranks that share a GPU; the analysis must know if they do.
     """
     shared = {"ranks_per_gpu": ranks_per_gpu} if ranks_per_gpu > 1 else {}
     return NestedRange(
@@ -273,8 +307,9 @@ def step(index: int | None = None, warmup: bool | None = None) -> NestedRange:
 
     Args:
         index: The number of the step; ``None``: one more than the largest so far in this run.
-        warmup: Whether it is warm-up; ``None``: the first two steps of the run are, if no number is given. A step whose
-            number came already never is: ``warmup=index < 2`` in each epoch means the steps of the first one.
+        warmup: Whether the step is warm-up; ``None``: the first two steps of the run are, if ``index`` is not given. A
+            step whose number is not larger than all before never is warm-up: with ``warmup=index < 2`` in each epoch,
+            only steps 0 and 1 of the first epoch are.
     """
     global steps_are_marked, _own_steps, _largest_index
     steps_are_marked = True
@@ -300,7 +335,7 @@ def backward() -> NestedRange:
 
 
 def synchronize() -> NestedRange:
-    """Return the range around the wait for gradient communication."""
+    """Return the range around the host's wait for gradient communication."""
     return NestedRange(range_names.SYNCHRONIZE)
 
 
@@ -310,11 +345,13 @@ def optimizer() -> NestedRange:
 
 
 def buckets(sizes: Sequence[int], others: int = 0, **more: Value) -> NestedRange:
-    """Return a range that records the sizes of the next backward pass's buckets, if their collectives have no ranges.
+    """Return a range whose name holds the sizes of the buckets that the next backward pass reduces.
+
+    It is for buckets whose collectives get no ranges of their own.
 
     Args:
         sizes: Bytes of each bucket, in the order of launch.
-        others: Number of other collectives that are launched after them.
+        others: Number of other collectives that are launched after the buckets.
         more: Further fields of the range.
     """
     text = ",".join(map(str, sizes))
@@ -322,11 +359,11 @@ def buckets(sizes: Sequence[int], others: int = 0, **more: Value) -> NestedRange
 
 
 def start_synchronize() -> OpenRange:
-    """Open ``synchronize`` if no ``with`` block can enclose the wait, for example inside ``backward``."""
+    """Open a ``synchronize`` range where no ``with`` block can enclose the wait, for example inside ``backward``."""
     return OpenRange(range_names.SYNCHRONIZE)
 
 
-# The argument is called ``bytes`` as the field of the range.
+# The argument is called ``bytes`` like the field of the range, though this hides Python's type.
 def start_all_reduce(bucket: int, bytes: int, params: int, **more: Value) -> OpenRange:  # noqa: A002
     """Open the range of one all-reduce; see :func:`start_collective`."""
     return start_collective(range_names.ALL_REDUCE, bucket, bytes, params, **more)
@@ -337,11 +374,12 @@ def start_collective(name: str, bucket: int, bytes: int, params: int, **more: Va
 
     Args:
         name: One of ``range_names.COLLECTIVES``.
-        bucket: Position in the order of launch.
+        bucket: Position of the collective in the order of launch.
         bytes: Size of the whole tensor: the tensor of an all-reduce, the input of a reduce-scatter, the output of an
             all-gather.
         params: Number of parameters in the tensor.
-        more: Further fields of the range: the name of its process ``group``, the number of its ``ranks``, or ``late``.
+        more: Further fields of the range: ``group``, the name of the process group; ``ranks``, their number; or
+            ``late=1`` for gradients that arrived after their bucket was sent.
 
     Raises:
         ValueError: There is no such collective.
@@ -353,4 +391,5 @@ def start_collective(name: str, bucket: int, bytes: int, params: int, **more: Va
 
 @lru_cache(maxsize=8192)  # the same few names every step
 def _collective_text(name: str, bucket: int, size: int, params: int, **more: Value) -> str:
+    """Return the name of a collective's range with its fields."""
     return range_names.format_range(name, bucket=bucket, bytes=size, params=params, **more)

@@ -1,4 +1,7 @@
-"""A torch.profiler with what the analysis needs, and its file; what is called when a program starts one, or ends."""
+"""Makes a torch.profiler that records what the analysis needs, and writes its trace.
+
+It also calls functions when the program starts a torch.profiler of its own, and when the process ends.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,18 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 RECORDS_ALL_THREADS = "profile_all_threads" in str(_ExperimentalConfig.__init__.__doc__)
-"""Older releases of torch record only the thread that starts the profiler, and crash if another thread stops it."""
+"""Whether torch records all threads. Older releases record only the thread that starts the profiler, and crash if
+another thread stops it."""
 
 
 def make_profile(*, on_gpu: bool) -> profile:
-    """Return a torch.profiler of all threads that also records stream waits, from which analysis knows what blocks."""
+    """Return a torch.profiler that records all threads if torch can, and the waits between streams.
+
+    From these waits the analysis knows what stands still for communication.
+
+    Args:
+        on_gpu: Whether it records the GPU as well as the CPU.
+    """
     all_threads: dict[str, Any] = {"profile_all_threads": True} if RECORDS_ALL_THREADS else {}
     return profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
@@ -33,12 +43,16 @@ def make_profile(*, on_gpu: bool) -> profile:
 
 
 def export_trace(recorded: profile, target: Path, *, is_compressed: bool) -> None:
-    """Write what a torch.profiler recorded; ``target`` exists in whole or as it was, and no part of it is left.
+    """Write the trace that a torch.profiler recorded to the file ``target``, compressed by gzip if ``is_compressed``.
+
+    It writes to temporary files and renames the complete one: on an error ``target`` is as before, and no temporary
+    file is left.
 
     Raises:
-        OSError: It was not written; torch.profiler itself says nothing to a program whose disk is full.
+        OSError: The trace was not written. torch.profiler itself raises nothing if the disk is full.
     """
     plain = target.with_name(f".{target.name.removesuffix('.gz')}.{os.getpid()}.partial.json")
+    # Our compressed file, and the file to which Kineto writes before it renames it to plain.
     packed, kinetos = (plain.with_name(plain.name + suffix) for suffix in (".gz", ".tmp"))
     try:
         recorded.export_chrome_trace(str(plain))
@@ -56,7 +70,7 @@ def export_trace(recorded: profile, target: Path, *, is_compressed: bool) -> Non
 
 
 def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
-    """Replace a function of a module or class by one that calls ``first`` before it."""
+    """Replace the function ``owner.name`` of a module or class by a function that calls ``first()`` before it."""
     original = getattr(owner, name)
 
     @wraps(original)
@@ -68,12 +82,12 @@ def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
 
 
 def call_before_profilers(first: Callable[[], None]) -> None:
-    """Call ``first`` whenever a torch.profiler is about to record: there can be only one."""
+    """Call ``first`` from now on whenever a torch.profiler is about to record: only one can at a time."""
     wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", first)
 
 
 def call_at_exit(last: Callable[[], object]) -> None:
-    """Call ``last`` when the process ends; it must allow to be called twice."""
+    """Call ``last`` when the process ends; it may be called twice, and the second call must do no harm."""
     atexit.register(last)
     # A process that multiprocessing forked ends without the functions of atexit, but runs its finalizers.
     if multiprocessing.parent_process():
@@ -81,24 +95,27 @@ def call_at_exit(last: Callable[[], object]) -> None:
 
 
 class ProfilersOfProgram:
-    """The torch.profilers that the program has started; there is one of these per process, from then on.
+    """Keeps track of the torch.profilers that the program itself runs, by replacing methods of torch's profiler.
 
-    One in its warm-up is prepared but not enabled: torch does not tell of it, and ends the process if another profiler
-    records meanwhile. ``emit_nvtx`` and ``emit_itt`` raise an exception while a profiler is enabled.
+    Make one per process. A profiler in its warm-up is prepared but not enabled: torch cannot be asked for it, and ends
+    the process if another profiler records meanwhile. ``emit_nvtx`` and ``emit_itt`` raise an exception while a
+    profiler is enabled, so ``at_start`` is called before them, too.
 
     Args:
-        is_own: Whether a profiler that is being prepared is not the program's.
-        at_start: Is called before one of the program's starts.
+        is_own: Returns whether the profiler that is being prepared is ours and not the program's.
+        at_start: Is called before a profiler of the program starts.
     """
 
     def __init__(self, is_own: Callable[[], bool], at_start: Callable[[], None]) -> None:
-        self._active: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Replace the methods by which torch's profiler is prepared and ended, and those that emit NVTX or ITT."""
+        self._active: weakref.WeakSet[Any] = weakref.WeakSet()  # the program's profilers that are prepared or record
         profiler = torch.autograd.profiler
         replaced: Any = profiler.profile
-        prepare, leave = replaced._prepare_trace, replaced.__exit__
+        prepare, leave = replaced._prepare_trace, replaced.__exit__  # called before warm-up or recording; at the end
 
         @wraps(prepare)
         def prepared(of_program: Any, *args: Any, **kwargs: Any) -> Any:
+            """Note a profiler of the program, and call ``at_start``, before it is prepared; ours is only prepared."""
             if not is_own():
                 at_start()
                 self._active.add(of_program)
@@ -115,5 +132,5 @@ class ProfilersOfProgram:
 
     @property
     def record(self) -> bool:
-        """Whether one is prepared or records."""
+        """Whether a profiler of the program is prepared or records, or any profiler is enabled."""
         return bool(self._active) or torch._C._autograd._profiler_enabled()

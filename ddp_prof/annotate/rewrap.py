@@ -1,11 +1,12 @@
 """Changes the arguments of a program's ``DistributedDataParallel`` between two steps, in place.
 
-``DistributedDataParallel.__init__`` is called again on the same object, so whoever holds the wrapper still holds it.
-The module, its parameters, and what the optimizer knows of them are not touched. A new reducer takes the place of the
-old one, which gives up its hooks on the parameters. Gradients that are views of old buckets hold the buckets' memory.
+``DistributedDataParallel.__init__`` is called again on the same object, so the program's references to the wrapper stay
+valid. The module, its parameters and the optimizer's state are not touched. ``__init__`` makes a new reducer (DDP's
+object that fills and reduces the buckets); the hooks of the old one are removed from the parameters. Gradients that are
+views into old buckets keep the memory of these buckets.
 
-What ``__init__`` would forget is put back: the mode of training, hooks on the wrapper, the program's communication
-hook. Parameters are equal on all ranks already, and are not sent.
+What ``__init__`` would reset is put back: whether the module trains or evaluates, hooks on the wrapper, the program's
+communication hook. The parameters are equal on all ranks already, so they are not broadcast again.
 """
 
 from __future__ import annotations
@@ -18,47 +19,63 @@ from typing import Any
 import torch
 
 _KEPT = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
-"""What a module has whether it wraps anything or not: the mode of training and its hooks."""
+"""Names of the attributes that ``__init__`` of any module sets, but for parameters, buffers and submodules.
+
+They are the mode (train or eval) and the hooks, which are put back after the second ``__init__``."""
 
 
 class Wrapped:
-    """A ``DistributedDataParallel`` of the program, and how the program made it.
+    """A ``DistributedDataParallel`` of the program, and the arguments with which the program made it.
+
+    Args:
+        made: The ``DistributedDataParallel``; only a weak reference is kept.
+        init: torch's ``DistributedDataParallel.__init__``.
+        given: The program's arguments for it, ``self`` included.
 
     Attributes:
         hook: State and function of the communication hook that the program registered.
     """
 
     def __init__(self, made: Any, init: Callable[..., None], given: inspect.BoundArguments) -> None:
+        """Keep the DDP and the program's arguments, for :meth:`set`; the class describes the parameters."""
         self._made, self._init, self._signature = weakref.ref(made), init, given.signature
-        self._own = {name: value for name, value in given.arguments.items() if value is not made}
-        self._self = next(iter(given.arguments))
+        self._own = {name: value for name, value in given.arguments.items() if value is not made}  # without self
+        self._self = next(iter(given.arguments))  # name of the first parameter, "self"
         self.hook: tuple[Any, Any] | None = None
 
     def is_of(self, made: Any) -> bool:
+        """Return whether this describes the ``DistributedDataParallel`` ``made``."""
         return self._made() is made
 
     def set(self, arguments: Mapping[str, Any]) -> None:
-        """Make it with these arguments in place of the program's; call it on all ranks, between two steps.
+        """Initialize the DDP again, with ``arguments`` in place of the program's arguments of the same names.
 
-        Nothing happens if the program has dropped it. Raises RuntimeError if that would change what is trained.
+        Call it on all ranks, between two steps. It does nothing if the program has dropped the DDP.
+
+        Raises:
+            RuntimeError: This DDP cannot be initialized again without a change to what is trained.
         """
         made = self._made()
         if made is None:
             return
         self._refuse()
+        # What __init__ would reset.
         kept = {name: vars(made)[name] for name in _KEPT}
         is_synchronizing = made.require_backward_grad_sync
         made.reducer._remove_autograd_hooks()
+        # Initialize with the program's arguments, some replaced; without sending the parameters.
         asked = {self._self: made, **self._own, **arguments, "init_sync": False}
         given = inspect.BoundArguments(self._signature, asked)
         with torch.enable_grad():
             self._init(*given.args, **given.kwargs)
+        # Put back what it has reset.
         vars(made).update(kept)
         made.require_backward_grad_sync = is_synchronizing
         if self.hook:
             made.register_comm_hook(*self.hook)
 
     def _refuse(self) -> None:
+        """Raise RuntimeError if the DDP cannot be initialized again, with the reason."""
         if self._own.get("mixed_precision") is not None or self._own.get("delay_all_reduce_named_params") is not None:
             raise RuntimeError("DistributedDataParallel with mixed_precision or delayed parameters cannot be set anew")
         if torch._dynamo.utils.counters["frames"]["total"]:

@@ -1,14 +1,15 @@
 """Marks steps by counting: a step lasts from one step of the optimizer to the next.
 
-Capture and the callbacks of trainers count alike, so a run has the same steps, whoever marks them.
+``ddp-prof capture`` and the callbacks for trainers count in the same way, so a run has the same steps whichever of them
+marks the steps.
 
-Which optimizer: the first one that steps, or one that takes its parameters over. If the program has none of torch's,
-each forward of the first DDP whose backward synchronizes begins a step.
+The optimizer that counts is the first one that steps, or a later one that takes over its parameters. If the program has
+no optimizer of torch, each forward of the first DDP whose backward reduces gradients begins a step.
 
 Step 0 begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins, or a trainer
-starts) and is marked as warm-up, because its true start is not known, and DDP's construction communicates. So is the
-step after the first pass of a DDP: in it, ranks agree on the order of the buckets. The last step is marked as not
-finished. If the program marks its steps by ``annotate.step``, only these are recorded as steps.
+starts). It is marked as warm-up, because its true start is not known, and the construction of a DDP communicates. The
+step after the first forward of a DDP is marked as warm-up, too: in it, ranks agree on the order of the buckets. The
+last step is marked as not finished. If the program marks its steps by ``annotate.step``, only these are recorded.
 """
 
 from __future__ import annotations
@@ -27,25 +28,28 @@ from ddp_prof.annotate import hooks, ranges
 from ddp_prof.annotate.hooks import process_range
 
 counts: list[CountedSteps] = []
-"""Who marks steps now: at most one does."""
+"""The object that marks steps now, as the only element; empty if none does."""
 
 
 class CountedSteps:
-    """Marks steps from :meth:`begin` to :meth:`stop`; ``at_step(index)`` is called between two of them.
+    """Counts the steps of the program from :meth:`begin` to :meth:`stop`, and opens a range for each.
 
-    If not ``marks``, it only counts.
+    Args:
+        at_step: Is called with the index of the next step between two steps, and at :meth:`begin`.
+        marks: Whether it opens ranges; if not, it only counts.
 
     Attributes:
-        index: Of the current step; -1 before the first one.
+        index: Index of the current step; -1 before the first one.
     """
 
     def __init__(self, at_step: Callable[[int], None] | None = None, *, marks: bool = True) -> None:
+        """Register the hooks that count: after each step of an optimizer, and before each synchronized forward."""
         self.index = -1
         self._at_step, self._marks = at_step, marks
-        self._optimizer: Any = None
+        self._optimizer: Any = None  # its steps are counted
         self._since = set[int]()  # the ids of optimizers that stepped since self._optimizer did
-        self._ddp: weakref.ref[Any] | None = None
-        self._counts_forwards: bool | None = None
+        self._ddp: weakref.ref[Any] | None = None  # the first DDP with a synchronized forward
+        self._counts_forwards: bool | None = None  # whether there is no optimizer; None: not known yet
         self._range: ranges.OpenRange | None = None
         self._remove = register_optimizer_step_post_hook(self._count).remove
         hooks.at_synchronized_forward.append(self._count_forward)
@@ -64,12 +68,13 @@ class CountedSteps:
             self._range = None
 
     def mark_unfinished(self) -> None:
-        """Mark that the current step is not complete: no step of the optimizer will end its range."""
+        """Emit a range in the current step which says that the program ends before this step is complete."""
         if self._range is not None:
             with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self.index, unfinished=1)):
                 pass
 
     def stop(self) -> None:
+        """Count no more: remove the hooks, and end the range of the current step, which is marked as unfinished."""
         self._remove()
         if self._count_forward in hooks.at_synchronized_forward:
             hooks.at_synchronized_forward.remove(self._count_forward)
@@ -79,9 +84,10 @@ class CountedSteps:
         self.close()
 
     def _count(self, optimizer: Any, *_: Any) -> None:
-        """Count a step of the first optimizer; called after a step of any.
+        """Begin the next step if ``optimizer`` is the one that counts; called after each step of any optimizer.
 
-        One that has parameters of it, and steps twice meanwhile, takes its place: some programs make one per epoch.
+        Another optimizer takes over if it shares parameters with the one that counts, and steps twice while that one
+        does not step: some programs make a new optimizer for each epoch.
         """
         is_again = id(optimizer) in self._since
         if self._optimizer is None or (is_again and _parameters(optimizer) & _parameters(self._optimizer)):
@@ -92,15 +98,17 @@ class CountedSteps:
         self._since.clear()
         if self.index >= 0:
             self._begin_step()
-            if (
-                self._marks and dist.is_available() and dist.is_initialized()
-            ):  # without DDP no forward pass is marked with the rank
+            # The rank is recorded in each step: without a DDP, no forward pass is marked with it.
+            if self._marks and dist.is_available() and dist.is_initialized():
                 parameters = (one for group in optimizer.param_groups for one in group["params"])
                 with process_range(type(optimizer).__name__, parameters):
                     pass
 
     def _count_forward(self, ddp: Any) -> None:
-        """Count a synchronized forward of the first DDP if there is no optimizer; called before that of any."""
+        """Begin the next step if ``ddp`` is the first DDP and the program has no optimizer of torch.
+
+        Called before each forward of any DDP whose backward reduces gradients.
+        """
         if self._optimizer is not None or self.index < 0:
             return
         if self._ddp is None:
@@ -112,6 +120,7 @@ class CountedSteps:
                 self._begin_step()
 
     def _begin_step(self) -> None:
+        """End the range of the current step, call ``at_step``, and open the range of the next step."""
         self.close()
         self.index += 1
         if self._at_step is not None:

@@ -1,4 +1,7 @@
-"""Leaves the frames of the marks out of the traceback of a program that fails: they are not where it failed."""
+"""Leaves ddp_prof's frames out of the traceback of a program that fails, because it did not fail there.
+
+The functions of this folder that wrap torch's are on the stack of the program, but are of no use to its reader.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,28 @@ from pathlib import Path
 from types import TracebackType
 
 _OWN = str(Path(__file__).parent)
+"""Folder of the source files whose frames are left out."""
 _is_installed = False
 
 
 def hide_own_frames() -> None:
-    """From now on, for exceptions that end the program or one of its threads; what it prints itself stays."""
+    """Leave our frames out of the tracebacks of exceptions that end the program or one of its threads, from now on.
+
+    Tracebacks that the program prints itself are not changed.
+    """
     global _is_installed
     if _is_installed:
         return
     _is_installed = True
-    of_program, of_thread = sys.excepthook, threading.excepthook
+    of_program, of_thread = sys.excepthook, threading.excepthook  # called with the cleaned traceback
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        """Show an exception that ends the program, without our frames; replaces ``sys.excepthook``."""
         _clean_chain(error)
         of_program(kind, error, _without_own(traceback))
 
     def show_of_thread(args: threading.ExceptHookArgs) -> None:
+        """Clean an exception that ends a thread, and show it as before; replaces ``threading.excepthook``."""
         if args.exc_value is not None:
             _clean_chain(args.exc_value)
         cleaned = args.exc_type, args.exc_value, _without_own(args.exc_traceback), args.thread
@@ -34,7 +43,8 @@ def hide_own_frames() -> None:
 
 
 def _clean_chain(error: BaseException) -> None:
-    seen: set[int] = set()
+    """Remove our frames from the traceback of an exception, and of the exceptions that it was raised from or during."""
+    seen: set[int] = set()  # ids: a chain may have a cycle
     rest: list[BaseException | None] = [error]
     while rest:
         one = rest.pop()
@@ -45,7 +55,7 @@ def _clean_chain(error: BaseException) -> None:
 
 
 def _without_own(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without our frames, or as it is where nothing else is left: then the fault is ours."""
+    """Return the traceback without our frames; unchanged if its last frame is ours, because then the fault is ours."""
     kept = []
     entry = traceback
     while entry is not None:
@@ -54,12 +64,13 @@ def _without_own(traceback: TracebackType | None) -> TracebackType | None:
         entry = entry.tb_next
     if traceback is None or not kept or _last(traceback) is not kept[-1]:
         return traceback
-    for one, following in pairwise(kept):
+    for one, following in pairwise(kept):  # link the entries that stay
         one.tb_next = following
     return kept[0]
 
 
 def _last(traceback: TracebackType) -> TracebackType:
+    """Return the innermost entry of a traceback, where the exception was raised."""
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     return traceback

@@ -1,6 +1,6 @@
 """Marks and records an unchanged program in each of its ranks, for ``ddp-prof capture``.
 
-``steps`` says what a step is.
+The environment variables below say what is recorded. Module ``steps`` says what a step is.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ from ddp_prof.annotate.steps import CountedSteps
 TRACE_VARIABLE = "DDP_PROF_TRACE"
 """Path of torch.profiler's files without rank and suffix; not set if nsys records."""
 STEPS_VARIABLE = "DDP_PROF_STEPS"
-"""The steps to record, ``10:20``; not set: all."""
+"""The steps to record, for example ``10:20`` for steps 10 to 19; not set: all."""
 EVERY_VARIABLE = "DDP_PROF_EVERY"
-"""Steps between two measurements of a monitor, and how many it records, ``1000:3``; not set: one recording."""
+"""Steps between two measurements of a monitor, and how many steps each records: ``1000:3``; not set: one recording."""
 FOLDER_VARIABLE = "DDP_PROF_MONITOR"
 """Folder of the monitor."""
 SHARED_VARIABLE = "DDP_PROF_SHARED"
 """Set if one nsys records all ranks of a machine."""
 MEETING = timedelta(seconds=30)
+"""How long a rank waits for the other ranks before nsys stops."""
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Environment variables in which launchers give a process its rank."""
 
 
 def start() -> None:
-    """Mark all training from now on; call it once per process."""
+    """Mark and record all training of this process from now on, or monitor it; call it once per process."""
     if EVERY_VARIABLE in os.environ:
         _monitor(*map(int, os.environ[EVERY_VARIABLE].split(":")))
         return
@@ -58,7 +60,7 @@ def start() -> None:
 
 
 def _call_at_training(begin: Callable[[], None]) -> None:
-    """Call ``begin`` at each sign of training."""
+    """Call ``begin`` at each sign of training: before a backward pass, and when a DDP or an FSDP2 unit is made."""
     wrap_with_call(torch.autograd, "backward", begin)
     wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", begin)
     with suppress(ImportError):  # torch without FSDP2
@@ -68,11 +70,11 @@ def _call_at_training(begin: Callable[[], None]) -> None:
 
 
 def _monitor(every: int, steps: int) -> None:
-    """Measure a few steps now and then, instead of recording; nothing is marked in between."""
+    """Measure ``steps`` steps in every ``every`` steps by a :class:`.Monitor`, without ranges in between."""
     started: list[Monitor] = []
 
     def at_step(index: int) -> None:
-        if not started:  # at the first sign of training: other processes of the job need none
+        if not started:  # made at the first sign of training: processes that do not train need no monitor
             started.append(Monitor(every, steps, folder=os.environ[FOLDER_VARIABLE], keep="worst and last"))
         started[0].at_step(index)
 
@@ -80,24 +82,30 @@ def _monitor(every: int, steps: int) -> None:
 
 
 class _Kept:
-    """Is deleted when the thread that stores it in a ``threading.local`` ends."""
+    """Shows when a thread ends: an object of it in a ``threading.local`` is deleted then, which a finalizer notes."""
 
 
 class _Recording:
-    """Records the chosen steps."""
+    """Records the chosen steps by torch.profiler, or lets nsys record them.
+
+    Args:
+        trace: Value of :data:`TRACE_VARIABLE`; ``None`` if nsys records.
+        steps: Value of :data:`STEPS_VARIABLE`; ``None`` for all steps.
+    """
 
     def __init__(self, trace: str | None, steps: str | None) -> None:
-        first, _, end = (steps or "0:").partition(":")
+        """Register the hook that counts steps; nothing is recorded before :meth:`begin`."""
+        first, _, end = (steps or "0:").partition(":")  # an empty end: record until the program ends
         self._first, self._end = int(first), int(end) if end else None
-        self._trace, self._process = trace, 0
+        self._trace, self._process = trace, 0  # the process that trains, once it has begun
         self._steps = CountedSteps(self._at_step)
         self._rank = 0
         self._profile: profile | None = None
-        self._is_free = True
+        self._is_free = True  # False while our profiler starts, and for good after the program has started its own
         self._thread, self._of_thread = 0, threading.local()
 
     def stop_for_own_profiler(self) -> None:
-        """Stop recording because the program starts its own torch.profiler: there can be only one."""
+        """Stop recording for good because the program starts its own torch.profiler: only one can record at a time."""
         if self._trace is not None and self._is_free:
             self._is_free = False
             if self._profile is not None:
@@ -106,7 +114,7 @@ class _Recording:
             sys.stderr.write("ddp-prof: the program records by torch.profiler itself: read its files, or use nsys\n")
 
     def begin(self) -> None:
-        """Begin step 0, at the first sign of training."""
+        """Begin step 0, at the first sign of training; later calls do nothing."""
         if self._steps.index < 0:
             self._process = os.getpid()
             call_at_exit(self.stop)
@@ -115,12 +123,12 @@ class _Recording:
             self._steps.begin()
 
     def begin_own_step(self) -> None:
-        """Close the range of the counted step before a step that the program marks."""
+        """End the range of the counted step, because the program marks a step by itself, which begins now."""
         self.begin()
         self._steps.close()
 
     def _at_step(self, index: int) -> None:
-        """Start or stop to record, between two steps."""
+        """Start recording if step ``index`` is the first one to record, stop if it is the first one after these."""
         self._rank = _find_rank(self._rank)  # at the end the process group may be gone
         if index == self._first:
             self._start()
@@ -128,23 +136,29 @@ class _Recording:
             self.stop()
 
     def _start(self) -> None:
+        """Switch ranges on, and start torch.profiler or let nsys start to record."""
         ranges.enable()
         if self._trace is not None and self._is_free:
             self._is_free = False
             self._profile = make_profile(on_gpu=torch.cuda.is_available())
             self._profile.start()
             self._is_free, self._thread = True, threading.get_ident()
-            if threading.current_thread() is not threading.main_thread():  # stop when the thread ends
+            # Another thread than the main one stops the profiler at its end: when its _Kept is deleted, stop is called.
+            if threading.current_thread() is not threading.main_thread():
                 self._of_thread.kept = kept = _Kept()
                 weakref.finalize(kept, self.stop).atexit = False
         elif self._nsys_waits():
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
 
     def _nsys_waits(self) -> bool:
-        """Whether nsys records only between ``torch.cuda.profiler.start`` and ``stop``."""
+        """Return whether nsys records only between ``torch.cuda.profiler.start`` and ``stop``."""
         return self._trace is None and bool(os.environ.get(STEPS_VARIABLE)) and torch.cuda.is_available()
 
     def stop(self) -> None:
+        """Stop recording, and write the trace if torch.profiler recorded.
+
+        Called after the last step that is to be recorded, and when the process ends.
+        """
         recorded, self._profile = self._profile, None
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
@@ -161,6 +175,7 @@ class _Recording:
                 sys.stderr.write(f"ddp-prof: {target} could not be written: {error}\n")
         elif self._nsys_waits():
             torch.cuda.synchronize()
+            # One nsys for all ranks stops only after they have met; ranks that end early let it record the others.
             is_shared = bool(os.environ.get(SHARED_VARIABLE))
             if is_shared and self._steps.index == self._end:
                 _meet()
@@ -171,7 +186,10 @@ class _Recording:
 
 
 def _meet() -> None:
-    """Wait for all ranks that one nsys records: the first rank that stops may end the recording for all."""
+    """Wait until all ranks of this machine have recorded their last step, for :data:`MEETING` at most.
+
+    One nsys records them all, and the first rank that stops it may end the recording for all.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return
     world = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -179,12 +197,13 @@ def _meet() -> None:
     name = f"ddp_prof/done/{os.environ.get('GROUP_RANK', '0')}"
     store = dist.distributed_c10d._get_default_store()  # a collective would be recorded
     with suppress(RuntimeError):  # a rank does not come in time, or the store's rank has ended
-        if store.add(f"{name}/count", 1) == here:
+        if store.add(f"{name}/count", 1) == here:  # this rank is the last one: it frees all
             store.set(name, "")
         store.wait([name], MEETING)
 
 
 def _find_rank(default: int) -> int:
+    """Return the rank of this process: from the process group, else from the launcher's variables, else ``default``."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), default)

@@ -1,4 +1,4 @@
-"""Readers that turn files into traces, one per format."""
+"""Readers that turn files into traces, one reader per format."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ class ReadOptions:
 
     Attributes:
         comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
-        with_launches: Also read shapes and registers of kernels, names and ends of calls. They are always read when
-            single kernels are measured.
-        use_cache: Take a trace from the cache, or keep it there; it is the same as if it was read.
+        with_launches: Whether to read also the launch shapes and registers of kernels, and the names and ends of calls.
+            Commands that measure single kernels always set it.
+        use_cache: Whether to take a trace from the cache, or to keep it there. A trace from the cache is the same as
+            one that was read from its file.
     """
 
     comm_patterns: tuple[str, ...] = ()

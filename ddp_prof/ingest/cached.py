@@ -1,8 +1,8 @@
 """Reads a trace from the cache if it is there and its files have not changed since; else from its files.
 
-What is kept is the trace as a reader returns it, with its warnings; so everything that is computed from it, is computed
-from the same columns. A trace is kept for a state of its files: their sizes, times and inodes, a hash of the first and
-the last bytes of each, and the readers' own code.
+The cache holds the trace as its reader returned it, with its warnings, so results are the same with and without the
+cache. A cached trace is valid for one state of the trace's files (their sizes, times and inodes, and a hash of the
+first and the last bytes of each) and for one version of the readers' code.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ from ddp_prof.trace import Trace
 _LOG = logging.getLogger(__name__)
 
 LEAST_BYTES, LEAST_BYTES_PACKED = 1 << 24, 1 << 20
-"""Smallest files that are kept. From here on a second command takes half of the first one's time or less: measured on
-an export of 18 MB, 0.36 s of processor time instead of 0.84. Packed files are 10 to 25 times smaller."""
+"""Traces of smaller files are not cached: 16 MiB, or 1 MiB for compressed files, which are 10 to 25 times smaller.
+
+From these sizes on, the cache at least halves the time of a second command: on an export of 18 MB it took 0.36 s of
+processor time instead of 0.84 s."""
 _PACKAGE = Path(__file__).parents[1]
 
 Load = Callable[[Path, ReadOptions], Trace]
+"""A function that reads a trace from its files."""
 
 
 def load_cached(load: Load, path: Path, options: ReadOptions) -> Trace:
-    """Return what ``load`` returns, from the cache where that holds it; else keep it there.
+    """Return the trace that ``load`` would return: from the cache if it is there; else call ``load`` and cache it.
 
-    What ``load`` raises is raised each time. The columns of a trace that is kept are mapped, and read-only.
+    Exceptions of ``load`` are not cached. The columns of a trace from the cache are memory-mapped and read-only.
     """
     kept = cache_for(path, options)
     if kept is None:
         return load(path, options)
     state = file_state(path)
-    # With launches more is read, nothing else.
+    # A trace that was cached with launches serves without them, too: it only holds more.
     for one in dict.fromkeys((options, replace(options, with_launches=True))):
         if found := _find(kept, path, state, one):
             return found if options.with_launches else without_launches(found)
@@ -62,11 +65,12 @@ def cache_for(path: Path, options: ReadOptions) -> CacheFolder | None:
 
 
 def without_launches(trace: Trace) -> Trace:
-    """Leave out what is read with launches only; ``names`` keeps theirs, which nothing refers to."""
+    """Return the trace without what is read only with launches; ``names`` keeps unused names."""
     return replace(trace, shape_id=None, registers=None, call_details=None)
 
 
 def _find(kept: CacheFolder, path: Path, state: dict[str, Any], options: ReadOptions) -> Trace | None:
+    """Return the trace from the cache; ``None`` if it is not there for this state of its files and these options."""
     from ddp_prof.ingest.store import read_trace
 
     key = _key(path, state, options)
@@ -83,7 +87,10 @@ def _find(kept: CacheFolder, path: Path, state: dict[str, Any], options: ReadOpt
 
 
 def _keep(kept: CacheFolder, trace: Trace, path: Path, state: dict[str, Any], options: ReadOptions) -> Trace | None:
-    """Keep a trace whose files are as they were before they were read; return it as it will be found."""
+    """Write a trace to the cache and return it as read from there; ``None`` if it cannot be cached.
+
+    ``state`` is the state of its files before they were read: if they have changed since, the trace is not cached.
+    """
     from ddp_prof.ingest.store import stored_bytes, write_trace
 
     if file_state(path) != state:
@@ -96,23 +103,31 @@ def _keep(kept: CacheFolder, trace: Trace, path: Path, state: dict[str, Any], op
 
 
 def _place(kept: CacheFolder, key: dict[str, Any]) -> Path:
-    of = [key["path"], key["options"]["comm_patterns"]]  # so with launches it replaces the one without
+    """Return the path in the cache of the trace with this key."""
+    of = [key["path"], key["options"]["comm_patterns"]]  # a trace with launches replaces the same trace without them
     return kept.path(of, key, COLUMNS)
 
 
 def _key(path: Path, state: dict[str, Any], options: ReadOptions) -> dict[str, Any]:
-    """Return what a trace depends on; as JSON returns it, so that it can be compared with what was written."""
+    """Return the key of a cached trace: all that its content depends on.
+
+    It is written into the cached file and compared when the file is read, so it holds only types that JSON gives back
+    unchanged.
+    """
     read = {"comm_patterns": list(options.comm_patterns), "with_launches": options.with_launches}
     return {"path": os.path.abspath(path), "options": read, "files": state, "code": code_version(READERS)}  # noqa: PTH100
 
 
 READERS = ("*.py*", "ingest/*.py*")
-"""The code that reads traces: ``ddp_prof.ingest`` and the modules on the ground floor."""
+"""Patterns for the files of the code that reads traces: ``ddp_prof.ingest`` and the modules directly in the package."""
 
 
 @cache
 def code_version(patterns: tuple[str, ...]) -> str:
-    """Return a digest of code of this package, so that whoever changes it need not remember to say so."""
+    """Return a hash of the files of this package that match the patterns, and of the machine's byte order.
+
+    So a change of the code makes cached files invalid without a version number that somebody must change.
+    """
     digest = blake2b(sys.byteorder.encode(), digest_size=16)
     for file in sorted({file for pattern in patterns for file in _PACKAGE.glob(pattern)}):
         if file.parent.name != "__pycache__":
@@ -121,7 +136,10 @@ def code_version(patterns: tuple[str, ...]) -> str:
 
 
 def _is_worth_it(path: Path) -> bool:
-    """Whether a trace is large, and no copy in a temporary folder of ours, which is not there the next time."""
+    """Return whether a trace is large enough to be cached, and is not a copy in one of our temporary folders.
+
+    Such a copy is not there the next time.
+    """
     try:
         real = path.absolute()
         # The name decides first: a machine without any folder for temporary files has none to ask for.

@@ -1,35 +1,40 @@
-"""What streams waited for where the profiler did not record it, inferred from the order of the program's calls.
+"""Infers what streams waited for from the order of the program's calls, where the profiler did not record it.
 
-New releases of CUDA and torch hide records of events: Nsight Systems 2024 has no row for ``cudaEventRecordWithFlags``,
-and with CUDA 12.9 and later torch.profiler does not know the record of any wait. The calls are in the capture, and two
-rules tell most of them.
+A stream waits for a CUDA event. A *record* is the call that puts the event behind the work which another stream has got
+so far, so the wait ends when that work ends. New releases of CUDA and torch hide records: Nsight Systems 2024 has no
+row for ``cudaEventRecordWithFlags``, and with CUDA 12.9 and later torch.profiler does not know the record of any wait.
+But the calls are in the capture, and two rules find the records of most waits.
 
-*Directly after.* If a thread records an event and then lets streams wait, without a launch or another record between,
-they wait for that record. So one stream hands over to another. (A stream that computes may as well begin to wait for
-several operations, so for it the other rule decides if the record directly follows a launch on another stream.)
+*Directly after.* If a thread records an event and then lets streams wait, without a launch or another record in
+between, the streams wait for that record. In this way one stream hands over to another. (For a stream that computes,
+such a wait may also be the first of several waits for earlier operations. So if the record directly follows a launch on
+another stream, the next rule decides about this stream.)
 
-*In the order of launches.* A stream that computes waits for what other streams run in the order in which that was
-launched. So gradients are taken from their all-reduces::
+*In the order of launches.* A stream that computes waits for the operations of other streams in the order in which they
+were launched. In this way gradients are taken from their all-reduces::
 
     thread    launch(20)  record  launch(7)  launch(20)  record  launch(7)  wait(7)  launch(7)  wait(7)
                              `-------------------------------------------------^                   |
                                                             `--------------------------------------'
 
-Here a record counts if its thread made no stream wait since the launch before it, and all records after one operation
-count as one. A wait whose record is known takes that operation, and all that were launched before it on its stream.
+The numbers are streams: 20 communicates, 7 computes; the lines join a record and the wait for it. For this rule, a
+record counts if its thread let no stream wait since its last launch, and all records after one operation count as one.
+An operation is *outstanding* for a stream if its end was recorded and the stream has not waited for it. After a wait
+whose record is known, that operation and all earlier operations of its stream are no longer outstanding.
 
-The second rule is an assumption about the program. Whatever contradicts it makes the waits since the last certain point
-unknown again; a point is certain if nothing is outstanding:
+The second rule is an assumption about the program. Each of these contradictions makes the waits since the last certain
+point unknown again; a point is certain if nothing is outstanding:
 
-- a wait when nothing is outstanding, or several in a row that are more than what is outstanding;
+- a wait when nothing is outstanding, or more waits in a row than operations are outstanding;
 - operations outstanding on several streams, unless the stream waits for all of them in a row;
-- operations that are outstanding still at the end, or when the host waits for the device, and a wait came after them;
+- operations that are still outstanding at the end, or when the host waits for the device, if a wait came after them;
 - an event that would have been recorded again before an earlier wait for it.
 
-What the times contradict, :mod:`ddp_prof.analyze.core.edges` finds.
+Contradictions with the recorded times are found later, by :mod:`ddp_prof.analyze.core.edges`.
 
-The stream of a record without a row is that of its thread's last launch. A stream that waits directly after a record
-does not wait for itself: if that launch is on the waiting stream, the record is on the stream launched on before.
+If a record's stream is not known, it is the stream of its thread's last launch. A stream that waits directly after a
+record does not wait for itself: if that launch is on the waiting stream, the record is on the stream on which the
+thread launched before.
 """
 
 from __future__ import annotations
@@ -58,19 +63,22 @@ _KINDS = (SyncKind.RECORD, SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_DEVICE)
 
 
 def infer_waits(trace: Trace, events: Ints | None) -> Trace:
-    """Give records of events their streams, and waits of streams their records, as the order of calls tells them.
+    """Return the trace with inferred streams of event records, and with inferred records of stream waits.
 
     Args:
-        trace: It has the rows of calls that record events, without streams where these are not known.
+        trace: Its synchronizations include all calls that record events, with ``UNKNOWN`` for a stream that is not
+            known.
         events: Number of the event of each of the trace's synchronizations, ``UNKNOWN`` if it was not recorded;
-            ``None`` if waits without a record are to be left so.
+            ``None`` if no records of waits are to be inferred.
     """
     calls = trace.synchronizations
+    # Waits without a record, records without a stream, and which of these records a known wait is for.
     is_open = (calls.kind == SyncKind.STREAM_WAIT) & (calls.awaits == UNKNOWN) & (calls.stream != UNKNOWN)
     has_no_stream = (calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN)
     is_awaited = np.isin(np.flatnonzero(has_no_stream), calls.awaits)
     if not is_awaited.any() and not (has_no_stream.any() and events is not None and is_open.any()):
         return trace
+    # First the streams of records, from which the records of waits are then found, process by process.
     trace = _find_streams_of_records(trace)
     calls, inferred = trace.synchronizations, trace.inferred
     if events is None or not is_open.any() or not numbers_grow(trace.calls):
@@ -79,7 +87,7 @@ def infer_waits(trace: Trace, events: Ints | None) -> Trace:
     is_kept = np.ones(len(calls), np.bool_)
     for process in distinct(calls.process[is_open]):
         if len(distinct(trace.activities.device[trace.activities.process == process])) > 1:
-            continue  # the host waits for one device, and streams of two may have the same number
+            continue  # a host wait is for one device only, and streams of two devices may have the same number
         found = _Process(trace, process, events)
         found.infer()
         for wait, record in found.awaited.items():
@@ -87,6 +95,7 @@ def infer_waits(trace: Trace, events: Ints | None) -> Trace:
         for record, activity in found.moved.items():
             device[record], stream[record] = trace.activities.device[activity], trace.activities.lane[activity]
         is_kept[found.needless] = False
+    # Leave out the needless waits; so rows that ``awaits`` refers to get new numbers.
     is_found = is_open & (awaits != UNKNOWN)
     if is_kept.all() and not is_found.any():
         return trace
@@ -102,7 +111,7 @@ def infer_waits(trace: Trace, events: Ints | None) -> Trace:
 
 
 def _find_streams_of_records(trace: Trace) -> Trace:
-    """Give each record without a stream that of the last launch of its thread before it."""
+    """Return the trace in which each record without a stream has the stream of its thread's last launch before it."""
     calls, activities = trace.synchronizations, trace.activities
     records = np.flatnonzero((calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN))
     last = _Launches(trace, records, by_thread=True).last
@@ -113,14 +122,24 @@ def _find_streams_of_records(trace: Trace) -> Trace:
 
 
 class _Launches:
-    """What was launched before and after calls, by the threads or by the processes that made them; rows of activities.
+    """For each of some calls, which activities were launched just before and after it: rows of the activities.
 
-    ``other`` is what was launched last on another stream than ``last``.
+    Args:
+        trace: Holds the calls among its synchronizations.
+        calls: Rows of the calls in the synchronizations.
+        by_thread: Whether only launches of the thread that made a call count; else those of its process.
+
+    Attributes:
+        last: The last activity that was launched before each call, ``UNKNOWN`` if there is none.
+        other: The last activity before each call that was launched on another stream than ``last``.
+        next: The first activity that was launched after each call.
     """
 
     def __init__(self, trace: Trace, calls: Ints, *, by_thread: bool) -> None:
+        """Find the activities; the class describes parameters and results."""
         activities, own = trace.activities, trace.synchronizations
         launched = np.flatnonzero((trace.launching_calls != UNKNOWN) & (activities.correlation != UNKNOWN))
+        # Number the processes or threads in the same way for launches and calls: group is first that of each launch.
         owners = [(activities.process[launched], own.process[calls])]
         if by_thread:
             owners.append((trace.calls.lane[trace.launching_calls[launched]], own.thread[calls]))
@@ -128,6 +147,8 @@ class _Launches:
         launches = Sequences(group[: len(launched)], activities.correlation[launched])
         order = launches.order
         begins = begins_run(group[order], activities.lane[launched[order]])
+        # A run is launches on one stream in a row. The running maximum is the position where each launch's run began;
+        # the launch before that position is on another stream, or of another group.
         before = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0)) - 1
         is_own = (before >= 0) & (group[order[before]] == group[order])
         other = np.full(len(launched), UNKNOWN, np.int64)
@@ -141,12 +162,15 @@ class _Launches:
 
 @dataclass
 class _Thread:
-    """What a thread did last.
+    """The last calls of a thread, up to the call that is looked at.
 
     Attributes:
-        launch: The activity that it launched last.
-        record: The record that it made since, if only waits for this record followed, and its ``event``, if known.
-        follows_launch: Whether it made no stream that works wait since that launch.
+        launch: The activity that the thread launched last, a row of the activities.
+        record: The last record that the thread made since that launch, a row of the synchronizations; ``UNKNOWN`` if
+            there is none, or if the thread then let a stream wait for something else.
+        event: Number of the event of ``record``, if it is known.
+        follows_launch: Whether the thread, since that launch, let no stream that computes wait, and no stream for
+            anything but ``record``.
     """
 
     launch: int = UNKNOWN
@@ -156,14 +180,21 @@ class _Thread:
 
 
 class _Call(NamedTuple):
-    """A call.
+    """A call that records an event, or makes a stream or the host wait.
+
+    A *place* is the number of a call (its correlation): a process numbers its calls in their order.
 
     Attributes:
-        row: Its row in the trace's synchronizations; most others are columns of that table.
-        launch: The activity that its thread launched last, and ``other``, the last one on another stream.
+        row: Row of the call in the trace's synchronizations.
+        kind, thread, stream, awaits, start_ns, end_ns: Columns of that table.
+        place: Number of the call.
+        event: Number of its event, ``UNKNOWN`` if that was not recorded.
+        launch: The activity that its thread launched last, a row of the activities.
+        other: The last activity that its thread launched on another stream than ``launch``.
         next_stream: Stream of the thread's next launch.
-        launch_place: Place of the launch of ``launch``.
-        work_place, elsewhere_place: Places of the last launch on the call's stream, and on any other.
+        launch_place: Place of the call that launched ``launch``.
+        work_place: Place of the last launch on the call's stream.
+        elsewhere_place: Place of the process's last launch on any other stream.
     """
 
     row: int
@@ -184,21 +215,31 @@ class _Call(NamedTuple):
 
 
 class _Process:
-    """Goes through those calls of one process that record events and wait, in their order.
+    """Applies the two rules to one process: goes through its calls that record events or wait, in their order.
+
+    Args:
+        trace: The trace.
+        process: The process.
+        event: Number of the event of each synchronization, ``UNKNOWN`` if it was not recorded.
 
     Attributes:
-        awaited: The records that were found, by wait.
-        moved: Records that cannot be on the stream of their thread's last launch: an activity on their stream.
-        needless: Waits for nothing that still ran: since the host waited for the device, only their stream got work.
+        awaited: The record that was found for each wait; both are rows of the synchronizations.
+        moved: Records that cannot be on the stream of their thread's last launch; for each, an activity on the record's
+            true stream.
+        needless: Waits that waited for nothing: since the host waited for the whole device, only the waiting stream got
+            work.
     """
 
     def __init__(self, trace: Trace, process: int, event: Ints) -> None:
+        """List the process's calls with what was launched around them; the class describes the parameters."""
         calls, activities = trace.synchronizations, trace.activities
+        # The calls in their order, and what the process launched.
         rows = np.flatnonzero((calls.process == process) & np.isin(calls.kind, _KINDS) & (calls.correlation > 0))
         rows = rows[np.argsort(calls.correlation[rows], kind="stable")]
         own = activities.process == process
         launched = np.flatnonzero(own & (trace.launching_calls != UNKNOWN) & (activities.correlation != UNKNOWN))
         by_thread, of_all = (_Launches(trace, rows, by_thread=one) for one in (True, False))
+        # The process's last launch before each call on another stream than the call's.
         is_elsewhere = take_or_unknown(activities.lane, of_all.last) != calls.stream[rows]
         elsewhere = np.where(is_elsewhere, of_all.last, of_all.other)
         self._calls = [
@@ -225,6 +266,7 @@ class _Process:
         self._records = {call.row: call for call in self._calls if call.kind == SyncKind.RECORD}
         self._is_inferred = trace.inferred
         self._stream = activities.lane
+        # Streams that have work, that compute, that only communicate; number of streams on which each thread launches.
         self._works = set(distinct(activities.lane[own]))
         computes = set(distinct(activities.lane[own & (activities.category == Category.COMPUTE)]))
         communicates = set(distinct(activities.lane[own & (activities.category == Category.COMMUNICATION)]))
@@ -237,26 +279,30 @@ class _Process:
         self._queues = {stream: WaitQueue(self.awaited) for stream in computes}
         self._threads: dict[int, _Thread] = {}
         self._stays: set[int] = set()
-        """Records that a stream with work awaits on the stream of their thread's last launch."""
+        """Records that are on the stream of their thread's last launch, because another stream waits for them."""
         self._either: dict[int, list[tuple[_Call, _Call]]] = {}
-        """By stream: waits directly after a record that is on that stream or on the one launched on before, with it."""
+        """By stream: its waits directly after a record, and that record, which is either on the same stream or on the
+        stream on which its thread launched before."""
         self._synchronized: _Call | None = None
+        """The last call in which the host waited for the device."""
         self._last: dict[int, int] = {}
         """By event: the place of the last wait for it."""
         self._waited: dict[tuple[int, int], int] = {}
-        """By stream and event: the last wait since the host waited for the device."""
+        """By stream and event: the last wait since the host waited for the device, a row of the synchronizations."""
 
     def infer(self) -> None:
+        """Go through all calls once, and fill ``awaited``, ``moved`` and ``needless``."""
         for call in self._calls:
             if call.kind == SyncKind.HOST_WAIT_DEVICE:
                 self._settle(call)
                 continue
             thread = self._threads.setdefault(call.thread, _Thread())
-            if thread.launch != call.launch:
+            if thread.launch != call.launch:  # the thread has launched something since its last call
                 thread.launch, thread.record, thread.follows_launch = call.launch, UNKNOWN, True
             if call.kind == SyncKind.STREAM_WAIT:
                 self._wait(call, thread)
                 continue
+            # The call is a record: from now on, the end of its thread's last launch can be awaited on other streams.
             thread.record, thread.event = call.row, call.event
             if self._is_hidden(call) and thread.follows_launch and thread.launch != UNKNOWN:
                 for stream, queue in self._queues.items():
@@ -265,20 +311,24 @@ class _Process:
         self._settle()
 
     def _settle(self, call: _Call | None = None) -> None:
+        """Note that nothing is outstanding, because ``call`` lets the host wait for the device or the trace ends."""
         for queue in self._queues.values():
             queue.settle()
         self._waited.clear()
         self._synchronized = call
 
     def _wait(self, call: _Call, thread: _Thread) -> None:
+        """Find what ``call``, a wait of a stream, waits for: directly, or by asking the queue of the stream."""
+        # queue: of a stream that computes. awaited: the record of this wait. directly: the record before the wait.
         queue, awaited, directly = self._queues.get(call.stream), call.awaits, UNKNOWN
         if awaited == UNKNOWN and self._is_needless(call):
             self.needless.append(call.row)
             return
+        # The rule "directly after": the thread has just made a record, of the same event if events are known.
         if awaited == UNKNOWN and thread.record != UNKNOWN and call.thread != UNKNOWN:
             record = self._records[thread.record]
             is_same = UNKNOWN in (call.event, thread.event) or call.event == thread.event
-            # A stream that computes may as well begin to wait in the order of launches, right after any record.
+            # On a stream that computes, this may be the first of several waits in the order of launches.
             may_be_next = queue is not None and queue.holds(record.stream, record.launch_place)
             may_be_next |= queue is not None and call.stream == self._stream_of(record) and not queue.is_empty
             if is_same and not may_be_next:
@@ -287,12 +337,14 @@ class _Process:
                 if can_await:
                     awaited = self.awaited[call.row] = record.row
                     self._subsume(call, self._stream_of(record))
+        # Note what this wait means for the next calls of the thread.
         if thread.record not in (awaited, directly):
             thread.record = UNKNOWN
         elif call.event != UNKNOWN:
             thread.event = call.event
         if queue is not None or thread.record == UNKNOWN:
             thread.follows_launch = False
+        # Tell the queue of a stream that computes: ask it for the record, or take what is awaited as known.
         if queue is not None:
             if awaited == UNKNOWN:
                 earlier = self._waited.get((call.stream, call.event))
@@ -306,29 +358,33 @@ class _Process:
             self._waited[call.stream, call.event] = call.row
 
     def _is_needless(self, call: _Call) -> bool:
+        """Return whether no other stream got work since the host waited for the device, and that wait has ended."""
         since = self._synchronized
         return since is not None and call.elsewhere_place < since.place and since.end_ns <= call.start_ns
 
     def _is_hidden(self, record: _Call) -> bool:
+        """Return whether the stream of a record is inferred and was not recorded."""
         return self._is_inferred is not None and bool(self._is_inferred[record.row])
 
     def _stream_of(self, record: _Call) -> int:
+        """Return the stream of a record, as far as it is known by now."""
         return int(self._stream[self.moved[record.row]]) if record.row in self.moved else record.stream
 
     def _can_await(self, call: _Call, record: _Call) -> bool | None:
-        """Whether a wait directly after a record can be for it, which may tell that record's stream.
+        """Return whether ``call``, a wait directly after ``record``, can be for it; this may tell the record's stream.
 
-        ``None`` means that it is, but the record is on either of two streams.
+        ``None`` means that the wait is for the record, but that the record can be on either of two streams.
         """
-        stream, on = call.stream, self._stream_of(record)
+        stream, on = call.stream, self._stream_of(record)  # the stream that waits, and the record's as far as known
         if UNKNOWN in (stream, on):
             return False
         if stream not in self._works or not self._is_hidden(record):
             return True
         if stream != on:
             self._stays.add(record.row)
-            # Between two streams that only communicate, the record may be on the one that both get their work from.
+            # If both streams only communicate, the record may be on a third stream, from which both get their work.
             return not {stream, on} <= self._communicates
+        # The wait would be for its own stream, so the record is on the stream on which the thread launched before.
         if record.row in self._stays or record.row in self.moved or record.other == UNKNOWN:
             return False
         if stream not in self._communicates and self._streams_of[record.thread] > 2:
@@ -342,14 +398,24 @@ class _Process:
         return True
 
     def _subsume(self, call: _Call, on: int) -> None:
-        """A wait for the same stream follows, with no launch between: what an earlier wait adds is nothing."""
+        """Settle earlier waits of ``call``'s stream for a record on either of two streams, if that makes no difference.
+
+        It makes none if ``call`` is a wait for the second of these streams, ``on``, and the waiting stream got no work
+        in between: then the earlier wait adds nothing to this one, on whichever stream its record is.
+        """
         for earlier, record in self._either.pop(call.stream, ()):
             if call.work_place < earlier.place and on == int(self._stream[record.other]):
                 self.awaited[earlier.row] = record.row
 
 
 def _places_before(trace: Trace, launched: Ints, rows: Ints) -> Ints:
-    """Return the place of the last launch on the stream of each call before it, ``UNKNOWN`` if there is none."""
+    """Return the place (number) of the last launch before each call on the call's stream, ``UNKNOWN`` without one.
+
+    Args:
+        trace: The trace.
+        launched: Rows of the activities that were launched by a recorded call of the process.
+        rows: Rows of the calls in the synchronizations.
+    """
     activities, calls = trace.activities, trace.synchronizations
     _, group = distinct_rows(np.concatenate([activities.lane[launched], calls.stream[rows]]))
     launches = Sequences(group[: len(launched)], activities.correlation[launched])

@@ -1,8 +1,10 @@
-"""Facts about collectives that their kernels do not hold: which copies are one, operation, bytes and communicator.
+"""Finds facts about collectives that kernels do not hold: operation, bytes, communicator, and copies that are one.
 
 Ranges of torch and NCCL around the launch calls name the operation. Kineto writes operation, bytes and communicator
 into the event of a kernel (PyTorch 2.2 and later). NCCL 2.16 and later passes them to NVTX as payloads, which Nsight
 Systems exports as ``jsonText`` with ``--include-json=true``.
+
+A CUDA call is *inside* a range if the thread that makes the call opened the range before and has not closed it.
 """
 
 from __future__ import annotations
@@ -44,35 +46,46 @@ from ddp_prof.trace import Calls, Category, CollectiveMetadata, Kind, Spans, Tra
 _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
 )
+"""Names of NCCL's own ranges around its calls that start a collective, or a send or receive."""
 _GROUP = ("ncclGroupStart", "ncclGroupEnd")
+"""NCCL's calls around a group of such calls, which are launched together at the end."""
 
 
 TORCH_RANGES = ("nccl:", "xccl:", "mccl:")
-"""How torch's ranges around collectives on a device begin."""
+"""Start of the names of torch's ranges around collectives on a device."""
 
 
 def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank: Spans | None = None) -> Trace:
-    """Make a copy COMMUNICATION if it carries out a collective: if the range that launched it is of one.
+    """Return the trace in which copies that carry out a collective have the category COMMUNICATION.
 
-    NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows::
+    NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. Such a copy is launched inside
+    a range of a collective whose operation copies alone can do (no reduction), without a kernel::
 
-        nccl:_all_gather_base    L L                   both copies are the collective
-        nccl:all_gather          K L L                 a kernel is; the copies put the parts where they belong
+        nccl:_all_gather_base    C C         the two copies are the collective
+        nccl:all_gather          K C C       the kernel is the collective; the copies move its result to its place
 
-    Copies add nothing, so they are no reductions. In a group of one rank, a copy is all that a collective does, and it
-    is no communication: ``of_one_rank`` are the known collectives of such groups. ``within_device`` tells which
-    activities may be the copies asked for: from memory of a device to memory of the same device. ``ncclGroupEnd``
-    launches the collectives of a group, so its range counts, too.
+    At the left is the name of torch's range, at the right what was launched inside it: K a kernel, C a copy. A copy
+    inside one of NCCL's own ranges counts as well, and ``ncclGroupEnd`` launches the collectives of its group.
+
+    Args:
+        trace: The trace.
+        within_device: Which activities copy from memory of a device to memory of the same device; only these can
+            become communication.
+        of_one_rank: Ranges of the collectives that are known to be of a group of one rank. There a copy is all that a
+            collective does, and it is no communication.
     """
+    # The copies in question, and the calls that launched them.
     rows = np.flatnonzero(within_device & (trace.launching_calls != UNKNOWN))
     rows = rows[trace.activities.category[rows] == Category.MEMORY]
     if not len(rows) or trace.world_size == 1:
         return trace
     calls = select(trace.calls, trace.launching_calls[rows])
+    # Copies inside NCCL's own ranges.
     may_copy = _may_copy(trace)[trace.spans.name_id]
-    is_copying = may_copy.tolist().__getitem__  # Python's own list: most calls are one, for which NumPy takes long
+    is_copying = may_copy.tolist().__getitem__  # of a Python list: NumPy is slow for groups of one call, as most are
     nccl_calls = [row for row, members in find_nccl_calls(trace).items() if any(map(is_copying, members))]
     communicates = _inside(select(trace.spans, np.array(nccl_calls, np.int64)), calls)
+    # Copies inside torch's ranges in which no kernel was launched.
     torch_ranges = _find_torch_ranges(trace)
     torch_ranges = torch_ranges[may_copy[torch_ranges]]
     by_torch = last_opened(select(trace.spans, torch_ranges), calls)
@@ -91,7 +104,10 @@ def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank:
 
 
 def _may_copy(trace: Trace) -> Mask:
-    """Mask of the names of collectives that copies alone can carry out; the other names do not matter."""
+    """Return a mask of the trace's names: ``False`` for ranges of reductions and barriers, which copies cannot do.
+
+    Only its values for names of collectives are used.
+    """
     found = np.ones(len(trace.names), np.bool_)
     for name_id in distinct(trace.spans.name_id):
         found[name_id] = operation_of(trace.names[name_id]) not in (*REDUCTIONS, BARRIER)
@@ -105,7 +121,7 @@ def _find_torch_ranges(trace: Trace) -> Ints:
 
 
 def name_operations(trace: Trace) -> Trace:
-    """Take a collective's operation from the range around its launch, if the profiler recorded none.
+    """Return the trace with the operations of collectives from the ranges around their launches, if none was recorded.
 
     The name of the kernel is only a hint: NCCL runs an all-to-all as a kernel called ``SendRecv``, and some releases
     run every operation as that kernel. Torch's ranges (``nccl:all_to_all``) say more than NCCL's own (``ncclSend``).
@@ -113,7 +129,7 @@ def name_operations(trace: Trace) -> Trace:
     recorded = trace.collective_metadata
     rows = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
     rows[recorded.activity[recorded.op_id != UNKNOWN]] = False
-    activity = np.flatnonzero(rows)
+    activity = np.flatnonzero(rows)  # the collectives without a recorded operation
     if not len(activity):
         return trace
     calls = select(trace.calls, trace.launching_calls[activity])
@@ -128,6 +144,7 @@ def name_operations(trace: Trace) -> Trace:
         ops = [key for key, name in names.items() if name != "ncclSend" or "ncclRecv" not in names.values()]
         group_ops.append(ops[0] if len(ops) == 1 else UNKNOWN)
     nccl_ranges = np.array(list(members_of), np.int64)
+    # Take operation and range from torch's ranges first, then from NCCL's.
     op_id, span = np.full(len(activity), UNKNOWN, np.int64), np.full(len(activity), UNKNOWN, np.int64)
     for ranges, name_id in (
         (torch_ranges, trace.spans.name_id[torch_ranges]),
@@ -136,7 +153,8 @@ def name_operations(trace: Trace) -> Trace:
         open_range = last_opened(select(trace.spans, ranges), calls)
         op_id = np.where(op_id == UNKNOWN, take_or_unknown(name_id, open_range), op_id)
         span = np.where(span == UNKNOWN, take_or_unknown(ranges, open_range), span)
-    span[trace.activities.kind[activity] != Kind.COPY] = UNKNOWN
+    span[trace.activities.kind[activity] != Kind.COPY] = UNKNOWN  # only copies need their range, see CollectiveMetadata
+    # Complete the rows that exist in the collectives' metadata, and add rows for the other collectives.
     row = positions(recorded.activity, len(trace.activities))[activity]
     is_known, is_new = (op_id != UNKNOWN) | (span != UNKNOWN), row == UNKNOWN
     completed = recorded.op_id.copy()
@@ -147,14 +165,16 @@ def name_operations(trace: Trace) -> Trace:
 
 
 def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
-    """Return the NCCL calls that may launch collectives, and the calls of these collectives, as rows of the spans.
+    """Return the NCCL calls that may launch collectives, and for each the calls that started these: rows of the spans.
 
-    Each call launches its own collective. In a group, the end of the outermost group launches all::
+    A call may launch its own collective. In a group, the end of the outermost group may launch the collectives of all
+    calls in it::
 
         ncclGroupStart  ncclAllReduce  ncclAllReduce  ncclGroupEnd
-                             A              B            A and B
+        call                 A              B              E            result: {A: [A], B: [B], E: [A, B]}
     """
     calls: dict[int, list[int]] = {}
+    # The last element, for no name, is what the name_id UNKNOWN (-1) selects.
     is_collective = np.array([bool(_COLLECTIVE.match(name)) for name in (*trace.names, "")])
     if not is_collective.any():
         return calls
@@ -163,15 +183,16 @@ def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
     rows = np.flatnonzero((is_collective | is_start | is_end)[spans.name_id])
     rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows], spans.process[rows]))]
     name_id = spans.name_id[rows]
+    # Depth of the group that is open, the calls in it so far, and the thread.
     depth, members, thread = 0, list[int](), (UNKNOWN, UNKNOWN)
     columns = (rows, spans.process[rows], spans.lane[rows], is_start[name_id], is_end[name_id])
     for row, process, lane, starts, ends in zip(*(column.tolist() for column in columns), strict=True):
         if thread != (process, lane):
             depth, members, thread = 0, [], (process, lane)
-        if starts:
+        if starts:  # a group may hold others: only the outermost one counts
             members = members if depth else []
             depth += 1
-        elif ends:
+        elif ends:  # the start may not have been recorded
             depth = max(0, depth - 1)
             if members and not depth:
                 calls[row], members = members, []
@@ -182,7 +203,10 @@ def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
 
 
 def last_opened(ranges: Spans, calls: Calls) -> Ints:
-    """Return for each call the range that its thread opened last, ``UNKNOWN`` if that range has ended by then."""
+    """Return for each call the range that its thread opened last, ``UNKNOWN`` if that range had ended before the call.
+
+    The result holds rows of ``ranges``.
+    """
     found = np.full(len(calls), UNKNOWN, np.int64)
     for of_ranges, of_calls in _by_thread(ranges, calls):
         ordered = of_ranges[np.argsort(ranges.start_ns[of_ranges], kind="stable")]
@@ -193,17 +217,18 @@ def last_opened(ranges: Spans, calls: Calls) -> Ints:
 
 
 def _inside(ranges: Spans, calls: Calls) -> Mask:
+    """Return which calls are inside at least one of the ranges, nested or not."""
     inside = np.zeros(len(calls), np.bool_)
     for of_ranges, of_calls in _by_thread(ranges, calls):
         at = calls.start_ns[of_calls]
         begun = np.searchsorted(np.sort(ranges.start_ns[of_ranges]), at, side="right")
         ended = np.searchsorted(np.sort(ranges.end_ns[of_ranges]), at, side="right")
-        inside[of_calls] = begun > ended
+        inside[of_calls] = begun > ended  # more ranges have begun by then than ended
     return inside
 
 
 def _by_thread(ranges: Spans, calls: Calls) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the rows of the ranges and of the calls of each thread that has ranges."""
+    """Yield for each thread that has ranges: the rows of its ranges, and the rows of its calls."""
     first, which = distinct_rows(ranges.process, ranges.lane)
     for thread, row in enumerate(first.tolist()):
         is_own_call = (calls.process == ranges.process[row]) & (calls.lane == ranges.lane[row])
@@ -216,16 +241,23 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 """Size of an element by the C++ name of its type in torch, in lower case."""
 _SPELLINGS = re.compile(r"^c10::|^(?:un)?signed |(?<=long|hort) int$|[<> ]")
-"""What ``Input type`` has besides: ``c10::BFloat16``, ``long int``, ``unsigned char``, ``c10::complex<float>``."""
+"""Parts of a type's name that are removed, as in ``c10::BFloat16``, ``long int``, ``unsigned char`` and
+``c10::complex<float>``."""
 _BITS = re.compile(r"\d{1,3}$")
-"""Ends the other names, as in ``BFloat16``, ``UInt64`` and ``float32``. All Float8 types have one byte."""
+"""Bits of an element at the end of the other names, as in ``BFloat16``, ``UInt64`` and ``float32``. All Float8 types
+have one byte."""
 
 _WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
-"""NCCL's calls whose recorded size is the whole message; for all others it is the share of one rank."""
+"""NCCL's calls whose recorded size is that of the whole message; for all other calls it is the part of one rank."""
 
 
 def message_bytes(elements: Iterable[object], element_type: object) -> int:
-    """Return the bytes of the larger buffer, ``UNKNOWN`` if the number of elements or their type is unknown."""
+    """Return the size in bytes of a collective's larger buffer, ``UNKNOWN`` if it cannot be computed.
+
+    Args:
+        elements: Number of elements of the input and of the output, as recorded; all but integers are ignored.
+        element_type: Name of the elements' type, as recorded.
+    """
     kind = _SPELLINGS.sub("", str(element_type).lower())
     bits = _BITS.search(kind)
     size = 1 if kind.startswith("float8") else int(bits[0]) // 8 if bits else ELEMENT_BYTES.get(kind)
@@ -234,22 +266,25 @@ def message_bytes(elements: Iterable[object], element_type: object) -> int:
 
 
 def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str], str]) -> Trace:
-    """Give each collective the payload of the NCCL call that is open when it is launched.
+    """Return the trace with bytes and communicator of collectives, from the NCCL call inside which each was launched.
 
-    A collective launched outside of such a call, for example by a CUDA graph, stays unknown. If one kernel carries out
-    a whole group, its size is the sum over the group. If several kernels do, their sizes are known only if there is one
-    kernel for each call and all calls are alike.
+    A collective that was launched outside of such a call, for example by a CUDA graph, stays unknown. If one kernel
+    carries out a whole group, its size is the sum over the group. If several kernels do, their sizes are known only if
+    there is one kernel for each call and all calls are alike.
 
-    ``payloads`` are the JSON texts of NCCL's ranges, by process, thread, start and name.
+    Args:
+        trace: The trace, without metadata of collectives.
+        payloads: The JSON texts of NCCL's ranges, by process, thread, start and name.
     """
     spans, nccl_calls = trace.spans, find_nccl_calls(trace)
     is_launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
     activities = np.flatnonzero(is_launched)
     rows, launches = np.array(list(nccl_calls), np.int64), select(trace.calls, trace.launching_calls[activities])
     call = take_or_unknown(rows, last_opened(select(spans, rows), launches))
-    kernels = Counter(call.tolist())
-    found = []
+    kernels = Counter(call.tolist())  # number of collectives that each NCCL call launched
+    found = []  # activity, bytes and communicator
     for activity, row in zip(activities.tolist(), call.tolist(), strict=True):
+        # Look up the payloads of the calls that started this collective.
         keys = [
             (int(spans.process[member]), int(spans.lane[member]), int(spans.start_ns[member]), name)
             for member in nccl_calls.get(row, ())
@@ -270,20 +305,27 @@ def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str],
 
 
 _OF_INPUT = (ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, ALL_TO_ALL)
-"""Operations whose input is not smaller than their output, or of which this is not known beforehand (all-to-all)."""
+"""Operations whose size is that of their input: it is not smaller than the output; an all-to-all tells no more."""
 
 
 def add_input_sizes(trace: Trace, calls: Spans, input_bytes: Ints, call_bytes: Ints) -> Trace:
-    """Give collectives without a recorded size that of the arguments of the range and the call that launched them.
+    """Return the trace in which collectives without a recorded size get one from the arguments of what launched them.
 
-    ``input_bytes`` are those of the inputs of each of the trace's ranges, ``call_bytes`` those of the largest argument
-    of each of ``calls``, torch's operators; ``UNKNOWN`` where not recorded. Ranges of gloo have no activity: their rows
-    of :class:`CollectiveMetadata` have the range itself.
+    This is the range of torch, or the operator of torch, inside which a collective was launched. Collectives of gloo
+    have no activity: their rows of :class:`CollectiveMetadata` name the range itself.
+
+    Args:
+        trace: The trace.
+        calls: Torch's operators that call collectives.
+        input_bytes: Bytes of the input of each of the trace's ranges, ``UNKNOWN`` if not recorded.
+        call_bytes: Bytes of the largest argument of each of ``calls``, ``UNKNOWN`` if not recorded.
     """
     if np.all(input_bytes == UNKNOWN) and np.all(call_bytes == UNKNOWN):
         return trace
+    # Sizes of inputs count only for operations whose size is that of their input; the element "" is for UNKNOWN (-1).
     told = np.array([operation_of(name) in _OF_INPUT for name in (*trace.names, "")], np.bool_)
     input_bytes = np.where(told[trace.spans.name_id], input_bytes, UNKNOWN)
+    # The kernels of collectives without a recorded size.
     recorded, activities = trace.collective_metadata, trace.activities
     rows = (activities.category == Category.COMMUNICATION) & (activities.kind == Kind.KERNEL)
     rows[recorded.activity[recorded.bytes != UNKNOWN]] = False
@@ -293,9 +335,11 @@ def add_input_sizes(trace: Trace, calls: Spans, input_bytes: Ints, call_bytes: I
     size = np.full(len(activity), UNKNOWN, np.int64)
     for spans, of_spans in ((select(trace.spans, ranges), input_bytes[ranges]), (calls, call_bytes)):
         span = last_opened(spans, launches)
-        # What several kernels carry out together is not the size of one.
+        # If several kernels were launched inside a range, its size is not that of one kernel. The 1 added makes room
+        # for UNKNOWN (-1) in the count.
         is_only = np.bincount(span + 1, minlength=len(spans) + 1)[span + 1] == 1
         size = np.maximum(size, np.where(is_only, take_or_unknown(of_spans, span), UNKNOWN))
+    # Complete the rows that exist in the collectives' metadata, and add rows for the other kernels and for gloo.
     row, known = positions(recorded.activity, len(activities))[activity], size != UNKNOWN
     completed = recorded.bytes.copy()
     completed[row[known & (row != UNKNOWN)]] = size[known & (row != UNKNOWN)]
@@ -308,7 +352,15 @@ def add_input_sizes(trace: Trace, calls: Spans, input_bytes: Ints, call_bytes: I
 
 
 def _merge_members(members: Sequence[tuple[int, str | None]], kernels: int) -> tuple[int, str | None]:
-    """Return the bytes and the communicator of one of the ``kernels`` of a group, by those of the group's calls."""
+    """Return bytes and communicator of each kernel of a group of NCCL calls.
+
+    Args:
+        members: Bytes and communicator of each call in the group.
+        kernels: Number of kernels that carry out the group.
+
+    Returns:
+        The bytes, ``UNKNOWN`` if they cannot be told; the communicator, ``None`` if the calls have several.
+    """
     sizes, groups = [size for size, _ in members], {group for _, group in members}
     size = UNKNOWN
     if kernels == 1 and UNKNOWN not in sizes:
@@ -319,7 +371,10 @@ def _merge_members(members: Sequence[tuple[int, str | None]], kernels: int) -> t
 
 
 def _size_and_group(name: str, payload: str) -> tuple[int, str | None]:
-    """Return the bytes of a call's message and the name of its communicator."""
+    """Return the bytes of an NCCL call's whole message and its communicator's name, from its payload in JSON.
+
+    The bytes are ``UNKNOWN`` if they are not recorded or if only the part of one rank is; the name may be ``None``.
+    """
     try:
         fields = dict(_fields(json.loads(payload)))
     except (ValueError, RecursionError):
@@ -330,7 +385,10 @@ def _size_and_group(name: str, payload: str) -> tuple[int, str | None]:
 
 
 def _fields(document: Any) -> Iterable[tuple[str, Any]]:
-    """Yield all fields of a JSON document, at any depth: the nesting of payloads is not documented."""
+    """Yield key and value of all fields of a JSON document, at any depth: the nesting of payloads is not documented.
+
+    Keys are in lower case.
+    """
     if isinstance(document, dict):
         for key, value in document.items():
             yield key.lower(), value

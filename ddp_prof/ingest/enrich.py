@@ -1,4 +1,4 @@
-"""Steps that complete a trace after its tables were read: names, ranks, open ranges, and what is missing."""
+"""Completes a trace after its tables were read: names, ranks, ends of open ranges; and warns of what is missing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,29 @@ from ddp_prof.table import (
 from ddp_prof.trace import Calls, Trace
 
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-"""Columns with the launch shape, as Nsight Systems names them."""
+"""Columns with the launch shape of a kernel (blocks of the grid, threads of a block), as Nsight Systems names them."""
 REGISTERS = "registersPerThread"
 
 _YEAR_2000_NS = 946_684_800_000_000_000
+"""Nanoseconds from 1970 to 2000: earlier times do not count from 1970."""
 _LATEST_NS = 4 * 10**18
+"""Nanoseconds from 1970 to 2096, the largest time that is accepted."""
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
+"""Ten years, the longest time between two events that is accepted."""
 UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
 """Placeholders for kernels, ranges and calls without a name in the file."""
 
 
 def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
-    """Yield warnings about rows without a start; raise TraceError if no row of a table has one."""
+    """Yield a warning for each table that has rows without a start time.
+
+    Args:
+        path: The trace, for the error.
+        has_start: Which rows have a start, by the name of the table as users read it.
+
+    Raises:
+        TraceError: No row of a table has a start.
+    """
     for table, rows in has_start.items():
         missing = len(rows) - int(rows.sum())
         if missing == len(rows) > 0:
@@ -45,24 +56,36 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
 
 
 def warn_missing_ends(without: int) -> Iterator[str]:
+    """Yield a warning if there are activities without a valid end; ``without`` is their number."""
     if without:
         yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
 
 
+# Messages of a profiler about lost events; messages about samples of the CPU, which do not matter; most that are shown.
 _LOSS = re.compile(r"\b(?:lost|dropped|discarded|overflow|not all|incomplete|missing|missed|exceeded)\b", re.IGNORECASE)
 _OF_THE_PROCESSOR = re.compile(r"\bsampl|context switch|\bperf\b|backtrace|ftrace|\bETW\b", re.IGNORECASE)
 _MOST_LOSSES = 3
 
 
 def report_losses(profiler: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield what the profiler itself said about events that it lost, except samples of the processor's work."""
+    """Yield warnings with the profiler's own messages about events that it lost, three at most.
+
+    Messages about lost samples of the CPU are left out.
+
+    Args:
+        profiler: Name of the profiler.
+        texts: All messages that it wrote into the trace.
+    """
     told = (" ".join(text.split()) for text in texts if _LOSS.search(text) and not _OF_THE_PROCESSOR.search(text))
     for text in tuple(dict.fromkeys(told))[:_MOST_LOSSES]:
         yield f"{profiler} itself reports: '{text[:200]}'"
 
 
 def doubt_ranks(trace: Trace) -> Trace:
-    """Leave the world size out, with a warning, if a rank is not below it: one of the two is wrong."""
+    """Return the trace; if one of its ranks is not below its world size, without the world size and with a warning.
+
+    One of the two must be wrong then.
+    """
     beyond = sorted(rank for rank in trace.ranks.values() if trace.world_size and rank >= trace.world_size)
     if not beyond:
         return trace
@@ -71,13 +94,18 @@ def doubt_ranks(trace: Trace) -> Trace:
 
 
 def are_utc(starts_ns: Iterable[Ints]) -> bool:
-    """Whether times count from 1970, and not from the start of the recording or of the machine."""
+    """Return whether all times count from 1970, and not from the start of the recording or of the machine."""
     return all(int(start_ns.min(initial=_LATEST_NS)) > _YEAR_2000_NS for start_ns in starts_ns)
 
 
 def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
-    """Refuse an export in which processes of two machines share a process id: nothing else distinguishes them."""
-    if not len(global_id) or int(global_id.min()) >> 48 == int(global_id.max()) >> 48:
+    """Raise TraceError if processes of two machines in an export share a process id: nothing else tells them apart.
+
+    Args:
+        path: The export.
+        global_id: Nsight Systems' global ids: the machine from bit 48 on, the process id in bits 24 to 47.
+    """
+    if not len(global_id) or int(global_id.min()) >> 48 == int(global_id.max()) >> 48:  # of one machine
         return
     numbers = np.unique(global_id >> 24) & 0xFFFFFF
     if len(np.unique(numbers)) < len(numbers):
@@ -87,9 +115,9 @@ def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
 
 
 def refuse_impossible_times(trace: Trace) -> Trace:
-    """Refuse times later than 2096 or earlier than 1843, and events more than ten years apart.
+    """Return the trace; raise TraceError if times are after 2096 or before 1843, or more than ten years apart.
 
-    Only damaged files hold such times. Sums and differences of all others fit into 64 bits.
+    Only damaged files hold such times. Sums and differences of all other times fit into 64 bits.
     """
     tables = (trace.activities, trace.spans, trace.overhead, trace.operators)
     calls = (trace.calls.start_ns, trace.collective_calls.start_ns)
@@ -103,8 +131,9 @@ def refuse_impossible_times(trace: Trace) -> Trace:
 
 
 def report_unresolved_names(trace: Trace) -> Trace:
-    """Warn of kernels and ranges without a name; raise TraceError if no kernel has one."""
+    """Return the trace with warnings about kernels and ranges without a name; raise TraceError if no kernel has one."""
     unresolved, warnings = trace.unresolved_names, []
+    # It is not known whether kernels without a name compute or communicate.
     if unresolved.kernels:
         if unresolved.kernels == unresolved.of_kernels:
             reason = f"none of its {unresolved.kernels:,} kernels has a name: its strings are missing or damaged"
@@ -123,7 +152,7 @@ def report_unresolved_names(trace: Trace) -> Trace:
 
 
 def close_open_ranges(trace: Trace) -> Trace:
-    """Let ranges that were open when recording stopped end with the last event of the capture."""
+    """Return the trace in which ranges that were open when recording stopped end with the last event of the capture."""
     spans, is_open = trace.spans, trace.spans.is_open == 1
     if not is_open.any():
         return trace
@@ -146,19 +175,21 @@ class CallKind(IntEnum):
 
 
 def kind_of_call(name: str) -> CallKind:
+    """Return what a call of CUDA, HIP or MUSA with this name does."""
     if found := _CAPTURE.match(name):
         return CallKind.BEGIN_CAPTURE if found[1] == "Begin" else CallKind.END_CAPTURE
     return CallKind.LAUNCH if _LAUNCH.match(name) else CallKind.OTHER
 
 
 def find_launches(calls: Calls, kind: Ints) -> Mask:
-    """Mask of the calls that launched work; ``kind`` holds a :class:`CallKind` of each call.
+    """Return a mask of the calls that launched work; ``kind`` holds the :class:`CallKind` of each call.
 
-    What is launched while a stream of the process is captured into a CUDA graph does not run then.
+    Launches while a stream of the process is captured into a CUDA graph are left out: their work does not run then.
     """
     is_launch: Mask = kind == CallKind.LAUNCH
     for process in distinct(calls.process[kind == CallKind.BEGIN_CAPTURE]):
         mine = calls.process == process
+        # A call is captured if more captures have begun until then than have ended before.
         begun, ended = (
             np.sort(calls.start_ns[mine & (kind == border)])
             for border in (CallKind.BEGIN_CAPTURE, CallKind.END_CAPTURE)
@@ -174,10 +205,11 @@ _ROUNDING_NS = 2_000
 
 
 def cut_overlong_activities(trace: Trace) -> Trace:
-    """Let an activity that ends after two later ones of its stream end where the next one begins.
+    """Return the trace in which an activity with an impossible end ends where the next activity of its stream begins.
 
-    The operations of a stream follow each other. With programmatic dependent launch the next one may begin early, but
-    the one after that does not end early. What one call launched together, as a CUDA graph, has no order.
+    The end is impossible if it lies after the ends of the next two activities of the stream. The operations of a stream
+    follow each other; with programmatic dependent launch the next one may begin early, but the one after that does not
+    end early. Activities that one call launched together, as a CUDA graph, have no order and are not compared.
     """
     activities, end_ns = trace.activities, trace.activities.end_ns
     found = []
@@ -185,10 +217,11 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     order = np.lexsort((activities.start_ns, stream))
     start_ns, lane, number = activities.start_ns[order], stream[order], activities.correlation[order]
     ends_ns = end_ns[order]
+    # A shorter end may make the end of an earlier activity impossible, so this repeats until nothing is found.
     for _ in range(len(order)):
-        two = lane[2:] == lane[:-2]
+        two = lane[2:] == lane[:-2]  # of each activity but the last two: whether it is cut
         for at in (1, 2):
-            after = slice(at, len(order) - 2 + at)
+            after = slice(at, len(order) - 2 + at)  # the activity that comes next, or after the next
             two &= (start_ns[after] > start_ns[:-2]) & (ends_ns[:-2] - ends_ns[after] > _ROUNDING_NS)
             two &= (number[after] != number[:-2]) | (number[:-2] == UNKNOWN)
         rows = np.flatnonzero(two)
@@ -214,7 +247,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
 
 
 def name_ranks(trace: Trace) -> Trace:
-    """Take rank by process and world size from the ``process|rank=...|world=...`` ranges, if there are any.
+    """Return the trace with ranks and world size from its ``process|rank=...|world=...`` ranges, if there are any.
 
     A process without such a range gets no rank. The world size stays unknown if the ranges disagree.
     """
@@ -231,14 +264,16 @@ def name_ranks(trace: Trace) -> Trace:
 
 
 def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
-    """Name the launch shape of each kernel: ``grid 256x1x1 block 128x1x1``. The kernels are the first activities.
+    """Return the trace with the launch shape of each kernel, for example ``grid 256x1x1 block 128x1x1``, and registers.
 
-    ``columns`` are the :data:`SHAPE_COLUMNS` and the registers per thread; ``UNKNOWN`` if the profiler did not record
-    them.
+    Args:
+        trace: The trace; its kernels are the first activities.
+        columns: One column for each of :data:`SHAPE_COLUMNS` and the registers per thread, with a row for each kernel;
+            ``UNKNOWN`` if the profiler did not record them.
     """
     *sizes, registers = columns
     names = NameTable(trace.names)
-    first, which = distinct_rows(*sizes)
+    first, which = distinct_rows(*sizes)  # each distinct shape is named once
     used = np.stack([size[first] for size in sizes], axis=1)
     index = [
         UNKNOWN if UNKNOWN in row else names.intern("grid {}x{}x{} block {}x{}x{}".format(*row))

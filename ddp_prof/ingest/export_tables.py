@@ -1,7 +1,7 @@
-"""The tables of an export of Nsight Systems, in a database or in a folder of files: what its reader asks of both.
+"""Interface to the tables of an export of Nsight Systems, whether it is a database or a folder of files.
 
-Releases and exporters differ in their tables and columns. A table without rows counts as absent, and a column that a
-table lacks as NULL in all rows.
+Releases and exporters differ in their tables and columns. A table without rows counts as absent. A column that a table
+lacks counts as NULL in all rows.
 """
 
 from __future__ import annotations
@@ -24,26 +24,31 @@ from ddp_prof.table import UNKNOWN, Ints
 Read = TypeVar("Read")
 
 LEAST_S, BYTES_PER_SECOND = 20, 2_000_000
-"""Time limit for reading an export: a constant plus its bytes at a fiftieth of the speed of a slow machine."""
+"""Time limit for reading an export: ``LEAST_S`` plus its size at this speed, a fiftieth of that of a slow machine."""
 HINT = "export the report again with nsys export"
+"""What errors advise."""
 HOLDS = "holds"
-"""Column that tells which of some columns are not NULL: the first of them has bit 0."""
+"""Name of an additional column that tells which of some columns are not NULL: bit 0 is for the first of them."""
 
 Only = tuple[str, tuple[int, ...]]
-"""Rows of a table: those with one of the values in a column."""
+"""A choice of rows of a table: the name of a column, and the values in this column that a chosen row may have."""
 
 
 class ExportTables(ABC):
-    """The tables of one export, which errors name by ``path``.
+    """The tables of one export. Subclasses read them from an SQLite database or from a folder of files.
 
     A damaged or hostile export can be small and seem endless, so :meth:`run_with_deadline` stops reading after a time
     limit.
 
+    Args:
+        path: The export, which errors name.
+        held: Value of ``bytes``.
+
     Attributes:
         source: Value of :attr:`~ddp_prof.trace.Trace.source`.
-        kind: What it is, in words.
-        columns: The columns of each table that holds rows; some exporters create all tables.
-        bytes: What it holds on disk.
+        kind: What the export is, in words.
+        columns: Names of the columns of each table that holds rows; a table without rows is not in it.
+        bytes: Size of the export on disk.
     """
 
     source: ClassVar[str]
@@ -66,10 +71,18 @@ class ExportTables(ABC):
         filled: Sequence[str] = (),
         distinct: bool = False,
     ) -> list[tuple[Any, ...]]:
-        """Return columns of a table with few rows, or its distinct rows; none if the table lacks a column.
+        """Return rows of a small table: tuples with the columns ``integers`` and then ``others``.
 
-        The rows are those with integers in ``integers`` and something in at least one of ``filled``, if there are any.
-        ``order`` names columns to sort by, NULL first. Bytes of texts that are no UTF-8 are replaced.
+        Only rows with an integer in each of ``integers`` are returned; an empty list if the table lacks a column. Bytes
+        of texts that are no UTF-8 are replaced.
+
+        Args:
+            table: Name of the table.
+            integers: Columns that hold integers.
+            others: Further columns, of any type.
+            order: Columns to sort by, NULL first.
+            filled: If given, only rows in which at least one of these columns is not NULL are returned.
+            distinct: Whether equal rows are returned once.
         """
 
     @abstractmethod
@@ -82,40 +95,47 @@ class ExportTables(ABC):
         text: str | None = None,
         only: Only | None = None,
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield columns that the table has, as ``pyarrow`` arrays by name; each batch is valid only until the next one.
+        """Yield a table in batches of rows: ``pyarrow`` arrays by name of column. A batch is valid until the next one.
 
-        Of rows other than ``only``, which the caller leaves out, a source may hold NULL: anything may stand there.
-
-        With ``holds`` there is also :data:`HOLDS` of these columns, and with ``text`` that column, as text; no text
-        there may be NULL or an empty one.
+        Args:
+            table: Name of the table.
+            columns: Columns of integers, which the table must have.
+            holds: If given, each batch also has the column :data:`HOLDS` for these columns.
+            text: A further column, of texts; a missing text may be NULL or an empty text.
+            only: The rows that the caller uses. In the other rows there may be any value or NULL: the caller must leave
+                them out by itself.
         """
 
     def text_batches(self, table: str, text: str, only: Only) -> Iterator[tuple[Ints, list[bytes]]]:
-        """Yield the texts of the rows in ``only``, in batches: numbers of distinct texts, and these.
+        """Yield the column ``text`` of the rows in ``only``, in batches: (number of each row's text, distinct texts).
 
-        The distinct ones are in the order in which they first occur. Of no text the number is ``UNKNOWN``, or that of
-        an empty one.
+        The number is an index into the distinct texts of the same batch, which are bytes, in the order in which they
+        first occur. For a row without a text it is ``UNKNOWN``, or the number of an empty text.
         """
         return number_texts(self.record_batches(table, only[:1], text=text, only=only), text, only)
 
     def stop(self) -> None:
-        """Let threads that read end; nothing can be read from now on."""
+        """Make threads that read this export end with a TraceError; nothing can be read from now on."""
         self._is_stopped = True
 
     def run_with_deadline(self, read: Callable[[], Read]) -> Read:
-        """Call a function that reads this export; raise TraceError if it takes too long for its size.
+        """Call ``read``, which reads this export, and return its result.
 
-        Processor time counts, too: on a busy machine or a slow disk, a good file may take longer than the limit. The
-        function runs in a thread of its own, because neither signals nor timers interrupt SQLite.
+        The function runs in a thread of its own, because neither signals nor timers interrupt SQLite.
+
+        Raises:
+            TraceError: It takes too long for the size of the export, in real time and in processor time: on a busy
+                machine or a slow disk, a good file may take more real time than the limit.
         """
         limit_s = left_s = LEAST_S + self.bytes / BYTES_PER_SECOND
         begun_s, begun_cpu_s = monotonic(), process_time()
         future = self.start(read)
         try:
+            # Real time and processor time must both exceed the limit: the smaller one counts.
             while left_s > 0 and not future.done():
                 wait([future], left_s)
                 left_s = limit_s - min(monotonic() - begun_s, process_time() - begun_cpu_s)
-            return future.result(0)
+            return future.result(0)  # raises FutureTimeoutError if it is not done
         except BaseException as error:
             self.stop()
             if future.done() or not isinstance(error, FutureTimeoutError):
@@ -124,10 +144,11 @@ class ExportTables(ABC):
             raise TraceError(self.path, reason, HINT) from None
 
     def start(self, read: Callable[..., Read], *arguments: object) -> Future[Read]:
-        """Call a function in a thread of its own, which does not delay the end of the program."""
+        """Call ``read(*arguments)`` in a thread that does not delay the end of the program; return its future."""
         future = Future[Read]()
 
         def call() -> None:
+            """Put the result of ``read`` into the future, or its exception."""
             try:
                 future.set_result(read(*arguments))
             except BaseException as error:  # raised again by future.result()
@@ -137,10 +158,11 @@ class ExportTables(ABC):
         return future
 
     def has_columns(self, table: str, *columns: str) -> bool:
-        """Whether the table holds rows and has all these columns."""
+        """Return whether the table holds rows and has all these columns."""
         return table in self.columns and set(columns) <= set(self.columns[table])
 
     def require(self, table: str, *columns: str) -> None:
+        """Raise TraceError if the table holds rows but lacks one of these columns."""
         for column in columns:
             if table in self.columns and column not in self.columns[table]:
                 raise TraceError(self.path, f"{table} has no column {column}", HINT)
@@ -155,7 +177,14 @@ class ExportTables(ABC):
     def batches(
         self, table: str, columns: Sequence[str], holds: Sequence[str] = (), only: Only | None = None
     ) -> Iterator[dict[str, Ints]]:
-        """Yield the same in batches of rows, with :data:`HOLDS` of columns; each is valid only until the next one."""
+        """Yield the columns as in :meth:`read_integers`, in batches of rows; a batch is valid until the next one.
+
+        Args:
+            table: Name of the table.
+            columns: The columns.
+            holds: If given, each batch also has the column :data:`HOLDS` for these columns.
+            only: The rows that the caller uses; the other rows may hold anything.
+        """
         present = [column for column in columns if self.has_columns(table, column)]
         for batch in self.integer_batches(table, present, holds, only) if present else ():
             absent = constant_column(UNKNOWN, len(batch[present[0]]))
@@ -164,15 +193,17 @@ class ExportTables(ABC):
     def integer_batches(
         self, table: str, columns: Sequence[str], holds: Sequence[str], only: Only | None
     ) -> Iterator[dict[str, Ints]]:
-        """Yield the same of columns that the table has."""
+        """Yield columns as :meth:`batches` does; the table must have all of them."""
         for batch in self.record_batches(table, columns, holds=holds, only=only):
             yield self.integers_of(batch, columns, holds)
 
     def integers_of(self, batch: Mapping[str, Any], columns: Sequence[str], holds: Sequence[str]) -> dict[str, Ints]:
+        """Return columns of a batch of :meth:`record_batches` as int64, with :data:`HOLDS` if ``holds`` names any."""
         found = {name: self._integers(name, batch[name]) for name in columns}
         return found | ({HOLDS: integer_array(batch[HOLDS])} if holds else {})
 
     def _integers(self, name: str, column: Any) -> Ints:
+        """Return a ``pyarrow`` column as int64; raise TraceError with its name if it does not hold integers."""
         try:
             return integer_array(column)
         except TypeError as error:
@@ -187,15 +218,18 @@ class ExportTables(ABC):
 
 
 def constant_column(value: int, rows: int) -> Ints:
-    """Return a read-only column of one value, which takes no memory."""
+    """Return a read-only column in which all rows have one value: a view with stride 0, which takes no memory."""
     return np.broadcast_to(np.int64(value), rows)
 
 
 def integer_array(column: Any) -> Ints:
-    """Convert a ``pyarrow`` array of integers to int64, NULL to ``UNKNOWN``; raise TypeError for other types.
+    """Return a ``pyarrow`` array of integers as int64, with ``UNKNOWN`` for NULL.
 
-    This reads Arrow's buffers (validity bits, values) itself: pyarrow's own conversions import pandas, which takes
+    It reads Arrow's buffers (validity bits, values) directly: pyarrow's own conversions import pandas, which takes
     longer than reading a million rows.
+
+    Raises:
+        TypeError: The array is of another type.
     """
     import pyarrow
 
@@ -203,6 +237,7 @@ def integer_array(column: Any) -> Ints:
         raise TypeError(f"{column.type} is no integer")
     validity, values = column.buffers()
     rows = slice(column.offset, column.offset + len(column))
+    # Unsigned values of 64 bits are taken as signed ones with the same bits.
     sign = "i" if column.type.bit_width == 64 or pyarrow.types.is_signed_integer(column.type) else "u"
     array: Ints = np.frombuffer(values, f"{sign}{column.type.bit_width // 8}")[rows].astype(np.int64, copy=False)
     if not column.null_count:
@@ -212,7 +247,13 @@ def integer_array(column: Any) -> Ints:
 
 
 def number_texts(batches: Iterable[Mapping[str, Any]], text: str, only: Only) -> Iterator[tuple[Ints, list[bytes]]]:
-    """Yield the texts in Arrow arrays as :meth:`ExportTables.text_batches` does."""
+    """Yield the texts of batches as :meth:`ExportTables.text_batches` does.
+
+    Args:
+        batches: Batches of :meth:`ExportTables.record_batches`, with the column of ``only`` and the texts.
+        text: Name of the column of texts.
+        only: The rows whose texts are wanted.
+    """
     import pyarrow
 
     # Not pyarrow.compute: importing it takes longer than all of this.
@@ -221,6 +262,7 @@ def number_texts(batches: Iterable[Mapping[str, Any]], text: str, only: Only) ->
     column, values = only
     for batch in batches:
         rows = np.isin(integer_array(batch[column]), values)
+        # Arrow numbers the distinct texts of all rows; number them anew in the order of the chosen rows.
         encoded = call_function("dictionary_encode", [batch[text]])
         code, held = integer_array(encoded.indices)[rows], encoded.dictionary.view(pyarrow.binary())
         # Both have one element more, the last one, for NULL.
@@ -235,7 +277,7 @@ def number_texts(batches: Iterable[Mapping[str, Any]], text: str, only: Only) ->
 
 
 def gather_batches(columns: Sequence[str], batches: Iterable[Mapping[str, Ints]]) -> dict[str, Ints]:
-    """Return each column of all batches; it takes no memory if all its rows have one value."""
+    """Return each column of ``columns`` with the rows of all batches; one with a single value takes no memory."""
     gathered = GatheredColumns(columns)
     for batch in batches:
         gathered.add(batch)
@@ -243,7 +285,7 @@ def gather_batches(columns: Sequence[str], batches: Iterable[Mapping[str, Ints]]
 
 
 class GatheredColumns:
-    """Columns that grow batch by batch; one whose rows all have one value takes no memory."""
+    """Columns that grow batch by batch. A column whose rows all have one value so far takes no memory."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._rows = 0
@@ -251,24 +293,25 @@ class GatheredColumns:
         self._grown = {name: GrowingColumn() for name in names}
 
     def add(self, batch: Mapping[str, Ints]) -> None:
-        """Add rows; the batch may hold other columns, too."""
+        """Add the rows of a batch, which may hold further columns, too."""
         rows = 0
         for name, grown in self._grown.items():
             values = batch[name]
             rows = len(values)
             if not rows:
                 continue
-            if not grown.rows:
+            if not grown.rows:  # so far, all rows of the column have one value
                 value = int(values[0])
                 if self._constant.get(name, value) == value and _is_constant(values):
                     self._constant[name] = value
                     continue
-                if self._rows:
+                if self._rows:  # the first other value: write out the rows before
                     grown.add(np.full(self._rows, self._constant[name], np.int64))
             grown.add(values)
         self._rows += rows
 
     def columns(self) -> dict[str, Ints]:
+        """Return the columns by name; nothing is to be added afterwards."""
         return {
             name: grown.values() if grown.rows or not self._rows else constant_column(self._constant[name], self._rows)
             for name, grown in self._grown.items()
@@ -276,4 +319,4 @@ class GatheredColumns:
 
 
 def _is_constant(values: Ints) -> bool:
-    return not values.strides[0] or bool(np.all(values == values[0]))
+    return not values.strides[0] or bool(np.all(values == values[0]))  # stride 0: a view of one value

@@ -1,7 +1,8 @@
-"""A column that grows while a file is read: in memory while it is short, then in a temporary file that is mapped.
+"""A column that grows while a file is read: in memory while it is short, then in a temporary file.
 
-So a capture that is larger than the memory can be read: the system writes pages of mapped files out, and reads them
-again, as it needs the memory. Where there is no room for the file, the column stays in memory.
+At the end the file is memory-mapped. In this way a capture that is larger than the memory can be read: the system
+frees pages of a mapped file when it needs memory, and reads them again later. If the disk has no room for the file, the
+column stays in memory.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import numpy as np
 from ddp_prof.table import Ints
 
 MOST_ROWS_IN_MEMORY = 1 << 22
+"""A column with more rows goes to a file, if there is room."""
 LEAST_FREE_BYTES = 1 << 31
-"""A disk with less room is not written to: others may need it."""
+"""A disk with less free space is not written to: other programs may need it."""
 _CHUNK_ROWS = 1 << 18
+"""Number of rows that are reordered at once."""
 
 
 def in_order(values: Ints, order: Ints) -> Ints:
-    """Return ``values[order]``, in a mapped file where it is long."""
+    """Return ``values[order]``; if it is long, in a memory-mapped file."""
     found = GrowingColumn()
     for at in range(0, len(order), _CHUNK_ROWS):
         found.add(values[order[at : at + _CHUNK_ROWS]])
@@ -39,9 +42,10 @@ class GrowingColumn:
         self.rows = 0
         self._memory = array("q")  # grows in place, so that no column is ever held twice
         self._file: BinaryIO | None = None
-        self._may_spill = True
+        self._may_spill = True  # whether it was not tried yet to begin a file
 
     def add(self, values: Ints) -> None:
+        """Add rows at the end."""
         added = np.ascontiguousarray(values, np.int64).view(np.uint8).data
         if self._may_spill and self.rows >= MOST_ROWS_IN_MEMORY:
             self._begin_file()
@@ -50,10 +54,10 @@ class GrowingColumn:
         self.rows += len(values)
 
     def values(self) -> Ints:
-        """Return all values; nothing is to be added afterwards. They can be changed, which changes no file.
+        """Return all rows; nothing is to be added afterwards. The array can be written to, which changes no file.
 
         Raises:
-            MemoryError: The process may not take as many addresses.
+            MemoryError: The limit of the process's address space does not allow the mapping.
         """
         if self._file is None:
             return np.frombuffer(self._memory, np.int64)
@@ -61,6 +65,7 @@ class GrowingColumn:
             return _mapped(file, self.rows)
 
     def _begin_file(self) -> None:
+        """Move the rows into a temporary file, if there is room; this is tried once."""
         self._may_spill = False
         with suppress(OSError):  # there is no folder for temporary files
             _require_room()
@@ -71,10 +76,13 @@ class GrowingColumn:
                 self._memory = array("q")
 
     def _write(self, added: memoryview, rows_before: int | None = None) -> bool:
-        """Add to the file; if it has no room, take the rows that were there before into memory, and return False."""
+        """Append bytes to the file and return ``True``; if there is no room, give up the file and return ``False``.
+
+        Giving up the file means that the rows in it (``rows_before``, or all rows by default) are read into memory.
+        """
         assert self._file
         try:
-            while added:
+            while added:  # a write may take only a part of the bytes
                 _require_room()
                 added = added[self._file.write(added) :]
         except OSError:
@@ -88,13 +96,13 @@ class GrowingColumn:
 
 
 def _require_room() -> None:
-    """Raise OSError if a file is to take no more of the disk; asked each time, because many columns grow at once."""
+    """Raise OSError if the disk has too little free space; called for each write, because many columns grow at once."""
     if shutil.disk_usage(tempfile.gettempdir()).free < LEAST_FREE_BYTES:
         raise OSError(errno.ENOSPC, "others may need the rest of the disk")
 
 
 def _mapped(file: BinaryIO, rows: int) -> Ints:
-    """Return the first rows of a file, of any length: a call that reads returns 2 GiB at most."""
+    """Return the first ``rows`` rows of a file, memory-mapped: a single read would return 2 GiB at most."""
     try:
         return np.frombuffer(mmap.mmap(file.fileno(), 8 * rows, access=mmap.ACCESS_COPY), np.int64)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Gathers the events of a ``torch.profiler`` trace in columns, part by part, so that no event need stay an object.
+"""Gathers the events of a ``torch.profiler`` trace in columns, part by part, so that no event stays a Python object.
 
-What is not read, such as the calls of Python functions, leaves nothing but its category. Names and the numbers of
-processes, which may be text, become codes: the places of :class:`Codes`.
+Of events that are not needed, such as the calls of Python functions, only the category is kept. Names and ``pid``,
+which may be text, become codes: the numbers that :class:`Codes` gives to distinct values.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ COPY, MEMORY_SET = (
     tuple(f"{vendor}{what}" for vendor in ("", "gpu_", "mlu_", "gcu_")) for what in ("memcpy", "memset")
 )
 OF_DEVICE = (KERNEL, *COPY, *MEMORY_SET)
+"""Categories of what a device did."""
 SYNCHRONIZATION, RANGE, OVERHEAD = "cuda_sync", "user_annotation", "overhead"
 OPERATIONS = ("cpu_op", "operator")
-"""Categories of operators: the second one is that of old releases of torch."""
+"""Categories of operators; old releases of torch write the second one."""
 IS_CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 OF_HOST = re.compile(rf"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|{IS_CALL.pattern}")
-"""Categories by which a trace without kernels and copies is known to be of ``torch.profiler``."""
+"""Categories on the host; one of them shows that a trace without kernels and copies is of ``torch.profiler``."""
 ENGINE = "autograd::engine::evaluate_function"
+"""Start of the names of operators that autograd's engine calls in a backward pass."""
 COLLECTIVE_CALL = "c10d::"
+"""Start of the names of torch's operators that call collectives."""
 ORDERING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(ORDERING_CALLS)})")
 _MEMORY_OF_ROCM = re.compile(
     r"MEMORY_COPY_|__amd_rocclr_copyBuffer|Copy(?:Host|Device)To(?:Host|Device)(?:2D)?$"
@@ -47,33 +50,42 @@ _MEMORY_OF_ROCM = re.compile(
 )
 """Names of the copies and memory sets that ROCm records as kernels."""
 _FLOWS = frozenset("stf")
-"""Phases of arrows between events, of which a trace has as many as of calls."""
+"""Values of ``ph`` of events that are arrows between other events; a trace has as many of them as calls."""
 _NUMBER = re.compile(r"\d{1,18}")
 _MOST_US = 2.0**52
+"""Largest time in microseconds that is kept; larger ones become this one."""
 MOST = 2**62
+"""Numbers from here on are taken for damaged."""
 SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 
 OTHER_COPY, BETWEEN_DEVICES, WITHIN_DEVICE = range(3)
-"""Where a copy goes; ``WITHIN_DEVICE`` is also one for which it is not known."""
+"""Where a copy goes. ``WITHIN_DEVICE`` also stands for copies of which this is not known."""
 
 
 class Codes(dict[Any, int]):
-    """Numbers values in the order in which they arrive; ``texts`` holds each as text."""
+    """Gives each distinct value a number (its code), in the order in which the values arrive.
+
+    Attributes:
+        texts: Each value as text, by its code.
+        is_text: Whether each value is a text that is not empty, by its code.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
         self.is_text: list[bool] = []
-        self._known: dict[Callable[[str], object], Mask] = {}
+        self._known: dict[Callable[[str], object], Mask] = {}  # answers of which(), by code
 
     def __missing__(self, value: Any) -> int:
+        """Give a new value the next number; called when a value is looked up that is not known yet."""
         number = self[value] = len(self)
+        # A list or an object comes as a tuple with its text, see of().
         self.texts.append(str(value[0]) if isinstance(value, tuple) else str(value))
         self.is_text.append(isinstance(value, str) and value != "")
         return number
 
     def of(self, values: Sequence[Any]) -> Ints:
-        """Return the number of each value, of any type that JSON has."""
+        """Return the code of each value; values may be of any type that JSON has."""
         try:
             return np.fromiter(map(self.__getitem__, values), np.int64, len(values))
         except TypeError:  # a list or an object, which has no hash
@@ -81,7 +93,10 @@ class Codes(dict[Any, int]):
             return np.fromiter(map(self.__getitem__, hashable), np.int64, len(values))
 
     def which(self, codes: Ints, is_wanted: Callable[[str], object]) -> Mask:
-        """Return which rows have a text for which ``is_wanted``, which is asked once for each text."""
+        """Return which rows have a text for which ``is_wanted`` is true; it is called once for each distinct text.
+
+        ``codes`` holds the code of each row.
+        """
         known = self._known.get(is_wanted, np.zeros(0, np.bool_))
         if len(known) < len(self.texts):
             new = (bool(is_wanted(text)) for text in self.texts[len(known) :])
@@ -91,9 +106,9 @@ class Codes(dict[Any, int]):
 
 @dataclass(frozen=True)
 class Events(Table):
-    """Events with a duration; ``name`` and ``pid`` are codes, ``tid`` is a number.
+    """Events with a duration; ``name`` and ``pid`` are codes, ``tid`` is the number of the thread.
 
-    An end is not before its start, even if the file says so.
+    If the file has an end before the start, ``end_ns`` is the start.
     """
 
     start_ns: Ints
@@ -108,9 +123,9 @@ class HostEvents(Events):
     """Operators and ranges.
 
     Attributes:
-        size: Bytes of the inputs of torch's range of a collective, or of the largest argument of a ``c10d::`` call;
-            ``UNKNOWN`` for all else.
-        is_of_one_rank: 1 for torch's record of a collective in a group of one rank.
+        size: Bytes of the inputs if the event is torch's range of a collective; bytes of the largest argument if it is
+            a ``c10d::`` call; ``UNKNOWN`` for all other events.
+        is_of_one_rank: 1 for torch's record of a collective in a group of one rank, else 0.
     """
 
     size: Ints
@@ -119,7 +134,10 @@ class HostEvents(Events):
 
 @dataclass(frozen=True)
 class CallEvents(Events):
-    """Calls, and waits of streams and of the host. Of calls that order no work, only the correlation is read."""
+    """Calls of CUDA, and waits of streams and of the host.
+
+    For calls that neither record an event nor wait, all columns after ``correlation`` are ``UNKNOWN``.
+    """
 
     correlation: Ints
     device: Ints
@@ -130,6 +148,7 @@ class CallEvents(Events):
 
 
 _OF_WAITS = ("device", "stream", "awaited_record", "awaited_stream", "awaited_event")
+"""Columns of :class:`CallEvents` for calls that order work."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +156,10 @@ class DeviceEvents(Events):
     """What a device did.
 
     Attributes:
-        named_by: Code of the process by which the device is known, ``UNKNOWN`` if it has a number of its own.
-        copy: Where a copy goes, see :data:`WITHIN_DEVICE`; ``UNKNOWN`` if it is none.
-        shape: Code of the launch shape, ``UNKNOWN`` unless launches are read, as the ``registers`` per thread.
+        named_by: Code of the ``pid`` that stands for the device; ``UNKNOWN`` if the event has a number of its device.
+        copy: Where a copy goes, see :data:`WITHIN_DEVICE`; ``UNKNOWN`` if the event is no copy.
+        shape: Code of the launch shape; ``UNKNOWN`` unless launches are read.
+        registers: Registers per thread; ``UNKNOWN`` unless launches are read.
     """
 
     device: Ints
@@ -154,7 +174,10 @@ class DeviceEvents(Events):
 
 @dataclass(frozen=True)
 class KernelCollectives(Table):
-    """The collectives that the profiler recorded with kernels; ``operation`` and ``group`` are codes of names."""
+    """The collectives that the profiler recorded with kernels.
+
+    ``kernel`` is the row of the kernel among all kernels; ``operation`` and ``group`` are codes of names.
+    """
 
     kernel: Ints
     operation: Ints
@@ -165,7 +188,7 @@ class KernelCollectives(Table):
 
 
 class _Rows(Generic[AnyTable]):
-    """A table that grows."""
+    """A table that grows by rows; ``kind`` is the class of the table."""
 
     def __init__(self, kind: type[AnyTable]) -> None:
         self.kind, self.rows = kind, 0
@@ -180,20 +203,27 @@ class _Rows(Generic[AnyTable]):
 
 
 class KinetoColumns:
-    """What is read from the events of a trace.
+    """Everything that is read from the events of a trace.
+
+    Args:
+        with_launches: Whether to read launch shapes and registers of kernels.
 
     Attributes:
+        names: Codes of the names of events, and of other texts.
+        pids: Codes of ``pid``.
         categories: Categories of the events with a duration, in lower case.
-        pairs: Categories of the events that have a row for the beginning and one for the end.
-        has_pairs: Whether there are such events, also without a category.
-        with_times, without_times: Number of events by category.
-        without_end: Number of a device's events that have no end, or one before they start.
+        pairs: Categories of events that are written as two entries, for their beginning and for their end.
+        has_pairs: Whether there are such events, with or without a category.
+        with_times, without_times: Number of events with a duration that have times, and that have none, by category.
+        without_end: Number of a device's events that have no end, or an end before their start.
         window_ends_ns: When the recording ended, as Kineto writes it.
-        thread_names: Code of the process, thread, and name of each event that names a thread.
-        engine_threads: Code of the process, and thread, where autograd's engine ran beside the main thread.
+        thread_names: (code of the ``pid``, thread, name) of each event that names a thread.
+        engine_threads: Keys are (code of the ``pid``, thread) of threads other than the main one that ran autograd's
+            engine.
     """
 
     def __init__(self, *, with_launches: bool = False) -> None:
+        """Begin without events; the class describes the parameters and attributes."""
         self.names, self.pids = Codes(), Codes()
         self.categories: set[str] = set()
         self.pairs: set[str] = set()
@@ -205,12 +235,13 @@ class KinetoColumns:
         self.thread_names: list[tuple[int, int, str]] = []
         self.engine_threads: dict[tuple[int, int], None] = {}
         self._with_launches = with_launches
-        self._shapes = Codes()
-        self._rows: dict[str, _Rows[Any]] = {}
+        self._shapes = Codes()  # of launch shapes: (grid, block), both as JSON
+        self._rows: dict[str, _Rows[Any]] = {}  # a table for each category that is read
         self._collectives = _Rows(KernelCollectives)
 
     def add(self, events: Sequence[Event]) -> None:
         """Add the next events of the document."""
+        # "X" is an event with a duration.
         found: dict[str | None, list[Event]] = defaultdict(list)
         others = []
         for event in events:
@@ -219,6 +250,7 @@ class KinetoColumns:
             elif event.ph not in _FLOWS:
                 others.append(event)
         by_category = {(category or "").lower(): of_category for category, of_category in found.items()}
+        # Rare: two spellings of a category, or copies that ROCm recorded as kernels. Then sort anew, which is slower.
         if len(by_category) < len(found) or self._has_memory_of_rocm(by_category.get(KERNEL, ())):
             by_category = _in_order(events)
         self.categories |= by_category.keys()
@@ -229,7 +261,7 @@ class KinetoColumns:
         self._add_others(others)
 
     def table(self, kind: type[AnyTable], *categories: str) -> AnyTable:
-        """Return the rows of these categories, those of the first one first; to be asked once."""
+        """Return a table with all events of these categories, in the order of the categories; call it once for each."""
         found = [self._rows[category].table() for category in categories if category in self._rows]
         return concatenate(*found) if len(found) > 1 else found[0] if found else empty(kind)
 
@@ -238,14 +270,16 @@ class KinetoColumns:
         return tuple(sorted(filter(IS_CALL.match, self.categories)))
 
     def collectives(self) -> KernelCollectives:
+        """Return the collectives that were recorded with kernels; call it once."""
         return self._collectives.table()
 
     def launch_sizes(self, shape: Ints) -> list[Ints]:
-        """Return a column for each of :data:`SIZES`; ``UNKNOWN`` where no shape was recorded."""
+        """Return a column for each of :data:`SIZES`, ``UNKNOWN`` where no shape was recorded; ``shape`` holds codes."""
         sizes = [_decode_shape(grid) + _decode_shape(block) for grid, block in self._shapes]
         return list(np.array(sizes, np.int64).reshape(len(sizes), len(SIZES))[shape].T)
 
     def _reader_of(self, category: str) -> Callable[..., None] | None:
+        """Return the method that adds events of a category, ``None`` if they are not needed."""
         if category in OF_DEVICE:
             return self._add_of_device
         if category == SYNCHRONIZATION or IS_CALL.match(category):
@@ -255,17 +289,19 @@ class KinetoColumns:
         return self._add_plain if category == OVERHEAD else None
 
     def _has_memory_of_rocm(self, kernels: Sequence[Event]) -> bool:
+        """Return whether some kernels are copies or memory sets that ROCm recorded as kernels."""
         codes = self.names.of([event.name for event in kernels])
         return bool(self.names.which(codes, _MEMORY_OF_ROCM.match).any())
 
     def _with_times(self, category: str, events: list[Event]) -> tuple[list[Event], Ints, Ints] | None:
-        """Return the events that have times, with their starts and ends; ``None`` if none has.
+        """Return the events of a category that have times, their starts, and their ends; ``None`` if none has times.
 
         CUPTI gives 0 as start and end of an activity whose times it could not collect, and some releases of torch write
         0 for all kinds of events.
         """
         start_ns = nanoseconds([event.ts for event in events])
         duration_ns = nanoseconds([event.dur for event in events])
+        # Leave out events without times: candidates by the rounded times, which is fast, then by the times themselves.
         timeless = np.flatnonzero((start_ns == 0) & (duration_ns == 0)).tolist()
         if timeless := [row for row in timeless if not events[row].ts and not events[row].dur]:
             self.without_times[category] += len(timeless)
@@ -280,7 +316,7 @@ class KinetoColumns:
         return events, start_ns, start_ns + np.maximum(0, duration_ns)
 
     def _columns(self, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
-        """Return the columns of :class:`Events`."""
+        """Return the columns of :class:`Events` for these events."""
         return {
             "start_ns": start_ns,
             "end_ns": end_ns,
@@ -290,6 +326,7 @@ class KinetoColumns:
         }
 
     def _put(self, category: str, kind: type[Table], **columns: Ints) -> None:
+        """Add rows to the table of a category, which is of the class ``kind``."""
         if category not in self._rows:
             self._rows[category] = _Rows(kind)
         self._rows[category].add(**columns)
@@ -298,8 +335,10 @@ class KinetoColumns:
         self._put(category, Events, **self._columns(events, start_ns, end_ns))
 
     def _add_of_host(self, category: str, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> None:
+        """Add ranges or operators, as :class:`HostEvents`; note the threads of autograd's engine."""
         columns = self._columns(events, start_ns, end_ns)
         names, size = columns["name"], np.full(len(events), UNKNOWN, np.int64)
+        # Sizes of messages, from torch's ranges and operators of collectives.
         for row in np.flatnonzero(self.names.which(names, _is_collective_range)).tolist():
             size[row] = _input_size(events[row])
         is_of_one_rank = np.zeros(len(events), np.int64)
@@ -308,13 +347,15 @@ class KinetoColumns:
                 size[row] = max(_argument_sizes(events[row]), default=UNKNOWN)
             for row in np.flatnonzero(self.names.which(names, _records_collective)).tolist():
                 is_of_one_rank[row] = (events[row].args or NO_ARGUMENTS).group_size in (1, "1")
+            # Threads of autograd's engine.
             of_engine = np.flatnonzero(self.names.which(names, is_of_engine)).tolist()
             pids, tids = columns["pid"], columns["tid"]
-            beside = (row for row in of_engine if events[row].tid != events[row].pid)
+            beside = (row for row in of_engine if events[row].tid != events[row].pid)  # equal on the main thread
             self.engine_threads |= dict.fromkeys((int(pids[row]), int(tids[row])) for row in beside)
         self._put(category, HostEvents, **columns, size=size, is_of_one_rank=is_of_one_rank)
 
     def _add_calls(self, category: str, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> None:
+        """Add calls or waits, as :class:`CallEvents`."""
         columns = self._columns(events, start_ns, end_ns)
         found = [event.args or NO_ARGUMENTS for event in events]
         columns["correlation"] = argument(found, "correlation")
@@ -329,12 +370,14 @@ class KinetoColumns:
         self._put(category, CallEvents, **columns)
 
     def _add_of_device(self, category: str, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> None:
+        """Add what devices did, as :class:`DeviceEvents`; ``pid`` and ``tid`` stand in for absent arguments."""
         columns = self._columns(events, start_ns, end_ns)
         found = [event.args or NO_ARGUMENTS for event in events]
+        # The device and the stream: in the arguments, else as pid and tid.
         devices = [arguments.device for arguments in found]
         has_device = np.array([device is not None for device in devices], np.bool_)
         lane = argument(found, "stream", [event.tid for event in events])
-        original_lane = argument(found, "original_stream")
+        original_lane = argument(found, "original_stream")  # of an event that is drawn on another stream
         copy = shape = registers = np.full(len(events), UNKNOWN, np.int64)
         if category in COPY:
             copy = np.array([*map(_way_of_copy, events)], np.int64)
@@ -358,8 +401,8 @@ class KinetoColumns:
         )
 
     def _add_collectives(self, category: str, kernels: Sequence[Event]) -> None:
-        """Add the collectives among the next kernels."""
-        first = self._rows[category].rows if category in self._rows else 0
+        """Add the collectives among kernels; call it before the kernels are added themselves."""
+        first = self._rows[category].rows if category in self._rows else 0  # row of the first of these kernels
         found = [(row, event.args) for row, event in enumerate(kernels, first) if event.args]
         found = [(row, arguments) for row, arguments in found if arguments.collective is not None]
         rows = [arguments for _, arguments in found]
@@ -378,7 +421,7 @@ class KinetoColumns:
         )
 
     def _add_others(self, events: Sequence[Event]) -> None:
-        """Add events without a duration."""
+        """Add what is needed of events that are not written with a duration."""
         for event in events:
             if event.ph == "M" and event.name == "thread_name" and event.args:
                 (pid,), (tid,) = self.pids.of([event.pid]).tolist(), parse_integers([event.tid]).tolist()
@@ -392,9 +435,9 @@ class KinetoColumns:
 
 
 def _in_order(events: Sequence[Event]) -> dict[str, list[Event]]:
-    """Return the complete events by category, those of a category in the order of the file.
+    """Return the events with a duration by category in lower case, in each category in the order of the file.
 
-    Copies and memory sets that were recorded as kernels come to their own categories; some old releases of torch write
+    Copies and memory sets that ROCm recorded as kernels get their own categories. Some old releases of torch write
     categories in capital letters.
     """
     found: dict[str, list[Event]] = defaultdict(list)
@@ -424,9 +467,10 @@ def _records_collective(name: str) -> bool:
 
 
 def nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
-    """Convert microseconds with three decimals exactly: their fraction is rounded on its own.
+    """Return times in nanoseconds, exact for microseconds with three decimals.
 
-    A value that is no number or too large becomes the largest time, which is refused later.
+    The whole microseconds and the fraction are converted apart, so that nothing is lost. A value that is no number or
+    too large becomes the largest time, which is refused later.
     """
     if microseconds and isinstance(microseconds[0], Decimal):
         return np.array([round(_clamp_time(microsecond) * 1000) for microsecond in microseconds], np.int64)
@@ -441,13 +485,14 @@ def nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
 
 
 def _clamp_time(microseconds: Decimal | float) -> Decimal | float:
+    """Return the time, or ``_MOST_US`` if it is no number or too large."""
     is_number = not isinstance(microseconds, Decimal) or microseconds.is_finite()
     return microseconds if is_number and -_MOST_US <= microseconds <= _MOST_US else _MOST_US
 
 
 _COPY_KIND = re.compile(r"([HDAP]to[HDAP])\b")
 _COPY_KINDS = {"8": "DtoD", "10": "PtoP"}
-"""Kinds of copies by CUPTI's numbers."""
+"""Kinds of copies by CUPTI's numbers: H host, D device, A array, P a device to its peer."""
 _WAYS = {"PtoP": BETWEEN_DEVICES, "DtoD": WITHIN_DEVICE, "": WITHIN_DEVICE}
 
 
@@ -456,7 +501,7 @@ def _way_of_copy(copy: Event) -> int:
 
 
 def _copy_kind(copy: Event) -> str:
-    """The kind of a copy, such as ``DtoD``: an argument since torch 2.13, before that a part of its name."""
+    """Return the kind of a copy, such as ``DtoD``: an argument since torch 2.13, before that a part of its name."""
     kind = (copy.args or NO_ARGUMENTS).copy_kind
     if kind is not None:
         return _COPY_KINDS.get(str(kind), str(kind))
@@ -466,6 +511,7 @@ def _copy_kind(copy: Event) -> str:
 
 @cache
 def _decode_shape(text: bytes) -> tuple[int, ...]:
+    """Return the three sizes in the JSON text of a grid or a block, or three times ``UNKNOWN``."""
     try:
         found: Any = msgspec.json.decode(text)
     except msgspec.DecodeError:  # no shape was recorded, or it holds a number that is too large
@@ -476,16 +522,19 @@ def _decode_shape(text: bytes) -> tuple[int, ...]:
 
 
 def _input_size(range_: Event) -> int:
-    """Return the bytes of all inputs of a collective, which torch records with ``record_shapes``."""
+    """Return the bytes of all inputs of a range of torch around a collective, ``UNKNOWN`` if they are not known.
+
+    Torch records them with ``record_shapes``.
+    """
     sizes = _argument_sizes(range_)
     total = sum(sizes)
     return total if sizes and UNKNOWN not in sizes and is_count(total, MOST) else UNKNOWN
 
 
 def _argument_sizes(event: Event) -> list[int]:
-    """Return the bytes of each tensor among an event's arguments, ``UNKNOWN`` if its type or shape is not known.
+    """Return the bytes of each tensor among an operator's arguments, ``UNKNOWN`` if its type or shape is not known.
 
-    A ``c10d::`` call has its output among its arguments; it does not tell the types of tensors in a list.
+    A ``c10d::`` operator has its output among its arguments. The types of tensors in a list are not recorded.
     """
     arguments = event.args or NO_ARGUMENTS
     try:
@@ -495,6 +544,7 @@ def _argument_sizes(event: Event) -> list[int]:
     if not (isinstance(shapes, list) and isinstance(types, list)):
         return []
     sizes = []
+    # An argument that is a tensor has a list of its dimensions, and the name of its elements' type.
     for shape, element_type in zip(shapes, types, strict=False):
         if isinstance(shape, list) and isinstance(element_type, str) and element_type not in _NO_TENSOR:
             counts = [count for count in _counts(shape) if is_count(count)]
@@ -505,21 +555,25 @@ def _argument_sizes(event: Event) -> list[int]:
 
 
 _NO_TENSOR = ("", "Scalar", "ScalarList", "TensorList", "GenericList")
-"""Types of arguments that are no tensors, or several of unknown types."""
+"""Types of arguments that are no tensors, or several tensors of unknown types."""
 
 
 def _counts(values: object) -> list[object]:
-    """Return the items of a list of counts, those written as ``7.0`` as whole numbers; empty if it is no list."""
+    """Return the items of a list, with floats such as ``7.0`` as integers; an empty list if ``values`` is no list."""
     items = values if isinstance(values, list) else []
     return [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
 
 
 def is_count(value: object, bound: int = 1 << 31) -> TypeGuard[int]:
+    """Return whether a value is an integer from 0 to below ``bound``."""
     return isinstance(value, int) and 0 <= value < bound
 
 
 def parse_integers(values: Sequence[Any]) -> Ints:
-    """Return the whole numbers, also ``7.0`` and those within text (torch 1.8: ``"stream 7"``); else ``UNKNOWN``."""
+    """Return the values as integers, ``UNKNOWN`` for other values.
+
+    ``7.0`` counts as 7, and so does a text that contains 7 (torch 1.8 writes ``"stream 7"``).
+    """
     try:
         found = np.array(array("q", values), np.int64)
     except (TypeError, OverflowError):
@@ -528,6 +582,7 @@ def parse_integers(values: Sequence[Any]) -> Ints:
 
 
 def _parse_integer(value: object) -> int:
+    """Return a value as an integer, see :func:`parse_integers`; ``UNKNOWN`` if it is none or too large."""
     if isinstance(value, int):
         return value if -MOST <= value < MOST else UNKNOWN
     if isinstance(value, float):
@@ -537,7 +592,10 @@ def _parse_integer(value: object) -> int:
 
 
 def argument(arguments: Sequence[EventArguments], name: str, otherwise: Sequence[Any] | None = None) -> Ints:
-    """Return an argument of each event as whole numbers; of an event without it, the number in ``otherwise``."""
+    """Return the argument ``name`` of each event as an integer, ``UNKNOWN`` if it is none.
+
+    An event without the argument gets its value in ``otherwise``, if that is given.
+    """
     values = [*map(attrgetter(name), arguments)]
     missing = values.count(None)
     if missing == len(values) and otherwise is None:

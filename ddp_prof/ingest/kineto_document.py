@@ -1,4 +1,4 @@
-"""Decodes the JSON document of ``torch.profiler`` into events."""
+"""Decodes the JSON document that ``torch.profiler`` (Kineto) writes into events."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # gzip makes traces 10 to 25 ti
 FEW_BYTES, BYTES_PER_OBJECT = 1 << 24, 24  # an object of a trace has about a hundred bytes, at least 40
 _LEAST_BYTES_TO_DOUBT, _LEAST_MEMORY_PER_BYTE = 1 << 28, 2  # measured: 3.6 bytes of memory per byte of JSON
 CUT_OFF = "truncated"
-"""How the decoder calls text that ends too early."""
+"""Word in msgspec's errors for text that ends too early."""
 _SAFE_US = 2.0**43  # below, a float64 of microseconds still distinguishes nanoseconds
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
+# Text that JSON does not allow, see escape_invalid_json: a backslash that begins no escape; see below; a number that is
+# none; the name of an event, between its category and its pid; a quote without a backslash before it.
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _SURROGATES = re.compile(rb"(\\\\)|(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
-"""A backslash that is meant, a pair of surrogates, and a surrogate alone, which stands for no character."""
+"""An escaped backslash, or a pair of escaped surrogates, or a single surrogate, which stands for no character."""
 _NO_NUMBER = re.compile(rb":\s*(?:-?(?:inf|nan)(?:inity)?|n/a)(?=\s*[,}\]])", re.IGNORECASE)
 _NAME = re.compile(rb'("ph": "X", "cat": "\w+",\s*"name": ")((?:[^"]|"(?!ph": "))*?)(?=", "pid": )')
 _QUOTE = re.compile(rb'(?<!\\)"')
 ONCE = (b"traceEvents", b"distributedInfo")
-"""Keys that a document holds once. Of two values of a key, a JSON decoder silently takes the last."""
+"""Keys that a document must hold at most once: if a key occurs twice, a JSON decoder silently takes the last value."""
 
 
 class EventArguments(msgspec.Struct, gc=False):
-    """The fields of an event's ``args`` that are read; each may have any type."""
+    """The fields of an event's ``args`` that are read; each may have any type, and the default if it is absent."""
 
     name: Any = None
     device: Any = None
@@ -67,7 +69,7 @@ NO_ARGUMENTS = EventArguments()
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event; times are microseconds."""
+    """One event, with the names of Chrome's format: ``ts`` is the start and ``dur`` the duration, in microseconds."""
 
     ph: str = ""
     cat: str | None = None
@@ -80,14 +82,14 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """An event whose times are exact; it is slower to decode."""
+    """An event whose times are exact decimals, for times too large for a float64; it is slower to decode."""
 
     ts: Decimal = Decimal(0)  # type: ignore[assignment]
     dur: Decimal = Decimal(-1)  # type: ignore[assignment]
 
 
 class Header(msgspec.Struct):
-    """What is read besides the events; what a document does not have is ``UNSET``."""
+    """The fields of a document that are read besides the events; a field that it lacks is ``UNSET``."""
 
     baseTimeNanoseconds: int | float | msgspec.UnsetType | None = msgspec.UNSET  # noqa: N815
     distributedInfo: Any = msgspec.UNSET  # noqa: N815
@@ -97,7 +99,7 @@ class Header(msgspec.Struct):
 
 
 class Document(Header, kw_only=True):
-    """The parts of the file that are read."""
+    """All parts of a file that are read: the header and the events."""
 
     traceEvents: list[Event]  # noqa: N815
 
@@ -107,9 +109,10 @@ class ExactDocument(Document, kw_only=True):
 
 
 def read_document(path: Path) -> Document:
-    """Read the document in a file, gzipped or not, with times exact to the nanosecond.
+    """Return the document in a file, gzipped or not, with times exact to the nanosecond.
 
-    Raises TraceError for a file that is cut off, no JSON or no trace.
+    Raises:
+        TraceError: The file is cut off, is no JSON or no trace, or is put together from several traces.
     """
     data = _read_bytes(path)
     if len(data) > FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // BYTES_PER_OBJECT:
@@ -118,7 +121,7 @@ def read_document(path: Path) -> Document:
     try:
         document = _decode_events(path, data)
     except TraceError as error:
-        with suppress(TraceError):
+        with suppress(TraceError):  # else the first error is raised
             return _decode_events(path, escape_invalid_json(data))
         raise error
     _refuse_repeated_keys(path, data)
@@ -126,6 +129,7 @@ def read_document(path: Path) -> Document:
 
 
 def _refuse_repeated_keys(path: Path, data: bytes) -> None:
+    """Raise TraceError if the text of a document holds a key of :data:`ONCE` more than once."""
     for key in ONCE:
         if count_key(key, data) > 1:
             reason = f"it holds '{key.decode()}' more than once: it is put together from several traces"
@@ -133,17 +137,20 @@ def _refuse_repeated_keys(path: Path, data: bytes) -> None:
 
 
 def count_key(key: bytes, data: bytes | bytearray) -> int:
-    """Return how often a key has a list or an object as its value; of the only one, its value is not looked at."""
+    """Return how often a key with a list or an object as its value occurs in the text of a document.
+
+    If the quoted key occurs once, its value is not looked at: the result is 1.
+    """
     quoted = b'"' + key + b'"'
-    count = data.count(quoted)  # much faster than the expression
+    count = data.count(quoted)  # much faster than the regular expression
     return count if count < 2 else len(re.findall(rb"(?<!\\)" + quoted + rb"\s*:\s*[\[{]", data))
 
 
 def escape_invalid_json(data: bytes) -> bytes:
-    """Replace text that some releases of torch write although JSON does not allow it.
+    """Return the document with text replaced that some releases of torch write although JSON does not allow it.
 
-    This is ``inf``, ``nan`` and ``N/A``, and names with control characters, single backslashes, quotes or bytes that
-    are no UTF-8, or halves of a character in UTF-16.
+    This is ``inf``, ``nan`` and ``N/A``, and names with control characters, single backslashes, quotes, bytes that are
+    no UTF-8, or halves of a character in UTF-16.
     """
     text = data.translate(_NO_CONTROLS).decode(errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else rb"\\", text)
@@ -153,12 +160,13 @@ def escape_invalid_json(data: bytes) -> bytes:
 
 
 def _decode_events(path: Path, data: bytes) -> Document:
+    """Return the decoded document, with exact times if a float64 does not suffice."""
     document = _decode(path, data, exact=False)
     return _decode(path, data, exact=True) if are_inexact(document.traceEvents) else document
 
 
 def are_inexact(events: Sequence[Event]) -> bool:
-    """Whether a time is so large that a float64 of microseconds does not distinguish nanoseconds."""
+    """Return whether a start is a float so large that a float64 of microseconds does not distinguish nanoseconds."""
     try:
         largest = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
     except OverflowError:  # integers of hundreds of digits
@@ -169,14 +177,18 @@ def are_inexact(events: Sequence[Event]) -> bool:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return the document's bytes, unpacked; refuse a file that lies about its size, or needs more memory than is free.
+    """Return the bytes of the document in a file, uncompressed.
 
-    Reading would not end with an error: the system kills a program that takes too much memory.
+    Raises:
+        TraceError: The file is damaged, or would need more memory than is free. Without this check there would be no
+            error: the system kills a program that takes too much memory.
     """
+    # How many bytes the document may take in memory; free is None if that is not known.
     held, size, free = refuse_unwritten(path), path.stat().st_size, free_memory()
     most_in_memory = size + 1 if free is None else max(free // _LEAST_MEMORY_PER_BYTE, _LEAST_BYTES_TO_DOUBT)
     if not is_packed(path):
         return path.read_bytes() if size <= most_in_memory else _refuse_large(path, f"its {size / 1e9:,.1f} GB")
+    # Uncompress no more bytes than are plausible and fit into memory.
     most = most_unpacked(held)
     if free is not None:
         most = min(most, most_in_memory)
@@ -203,22 +215,25 @@ def refuse_unwritten(path: Path) -> int:
 
 
 def is_packed(path: Path) -> bool:
+    """Return whether a file is compressed by gzip, which its first two bytes tell."""
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
 
 
 def most_unpacked(held: int) -> int:
-    """Return how many bytes a packed file of so many bytes may hold."""
+    """Return how many bytes a gzip file of ``held`` bytes may hold uncompressed, before it counts as damaged."""
     return max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * held)
 
 
 def _refuse_large(path: Path, what: str) -> NoReturn:
+    """Raise TraceError because there is not enough memory; ``what`` says how large the document is."""
     free = (free_memory() or 0) / 1e9
     reason = f"there is not enough memory: {what} take several times as much, and {free:,.1f} GB are free"
     raise TraceError(path, reason, "take a larger machine, or record fewer steps")
 
 
 def _decode(path: Path, data: bytes, *, exact: bool) -> Document:
+    """Return the decoded document, with times as decimals if ``exact``; raise TraceError if it cannot be decoded."""
     document, events = (ExactDocument, list[ExactEvent]) if exact else (Document, list[Event])
     wanted: Any = document if data.lstrip()[:1] == b"{" else events  # Chrome's format allows the bare list, too
     try:
@@ -229,7 +244,7 @@ def _decode(path: Path, data: bytes, *, exact: bool) -> Document:
 
 
 def no_trace(path: Path, error: Exception) -> TraceError:
-    """Return what a decoder's error means."""
+    """Return a TraceError that says what a decoder's error means: the file is damaged, or it is no trace."""
     reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
     is_json = CUT_OFF not in reason and "malformed" not in reason
     what = "not a PyTorch profiler trace" if is_json else "damaged or cut off"

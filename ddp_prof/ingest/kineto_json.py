@@ -1,8 +1,8 @@
 """Reads the JSON that ``torch.profiler`` writes (Kineto's Chrome trace), plain or gzipped.
 
-A file holds one process, which gets the number 0: the ``pid`` of a device's events is the number of the device. A file
-that is put together from those of several ranks holds several; see :mod:`.kineto_processes`.
-Events of ``gpu_user_annotation`` are copies of the host's ranges on streams, so they are not read.
+A file holds one process, which gets the number 0; the ``pid`` of a device's events is the number of the device. A file
+that was put together from the files of several ranks holds several processes, see :mod:`.kineto_processes`. Events of
+the category ``gpu_user_annotation`` are copies of the host's ranges on streams, so they are not read.
 """
 
 from __future__ import annotations
@@ -71,29 +71,35 @@ from ddp_prof.trace import (
     Trace,
 )
 
-_NOT_READ = ("hpu_op", "mtia_ccp_events")  # events of devices, among other ones
+_NOT_READ = ("hpu_op", "mtia_ccp_events")
+"""Categories that hold events of devices, but together with others, so they are not read."""
 _OLD_RANGES = ("ProfilerStep", "gloo:", "nccl:")
-"""Names of ranges; old releases of torch record them, and the user's, as operators."""
+"""Start of the names of torch's ranges; old releases of torch record them, and the user's ranges, as operators."""
 _OVERHEAD_OF_CUDA = (
     "Command Buffer Full",
     "Driver Compiler",
     "Lazy Function Loading",
     "Runtime Triggered Module Loading",
 )
-"""What the profiler records as overhead although it takes as long without a profiler."""
+"""Names of events that the profiler records as its overhead, although they take as long without a profiler."""
 _OF_TORCH = re.compile(r"(?:void )?(?:at|c10d)::")
+"""Start of the names of torch's own kernels."""
 _COMMUNICATING = ("c10d::", "_c10d_functional")
+"""Start of the names of operators that call collectives."""
 _MOST_LETTERS = 100
+"""Longest name of a GPU; longer names are cut."""
 
 
 def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
-    """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
+    """Read and return a whole trace; arguments and errors are those of :func:`ddp_prof.ingest.load.load_trace`."""
+    # Read the events, and sort them by what they are.
     header, columns = read_events(path, partial(KinetoColumns, with_launches=options.with_launches))
     _refuse_foreign(path, columns)
     has_operators = columns.with_times["operator"] > 0
     read = _Read.of(path, columns)
     ranges, operations = _find_ranges(columns.names, read.ranges, read.operations, has_old=has_operators)
     read = replace(read, ranges=ranges, operations=operations)
+    # Build the trace, check and complete it.
     trace, awaited = _build(path, options, header, read)
     trace = enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))
     trace = enrich.cut_overlong_activities(trace)
@@ -108,7 +114,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
 
 @dataclass(frozen=True)
 class _Read:
-    """The events of a file by what they are."""
+    """The events of a file, a table for each kind, and the processes that they belong to."""
 
     columns: KinetoColumns
     kernels: DeviceEvents
@@ -122,7 +128,7 @@ class _Read:
 
     @classmethod
     def of(cls, path: Path, columns: KinetoColumns) -> _Read:
-        """Take the events out of ``columns``. Raises TraceError if the processes of a device's are not known."""
+        """Take the tables out of ``columns``; TraceError if there are several processes and an event's is not known."""
         calls = columns.table(CallEvents, *columns.calls())
         kernels = columns.table(DeviceEvents, KERNEL)
         copies, memory_sets = (columns.table(DeviceEvents, *categories) for categories in (COPY, MEMORY_SET))
@@ -133,7 +139,7 @@ class _Read:
 
 
 def _refuse_foreign(path: Path, columns: KinetoColumns) -> None:
-    """Raise TraceError for traces of other programs."""
+    """Raise TraceError if the trace was not written by torch.profiler, or is of a device that is not supported."""
     if any(category in OF_DEVICE or OF_HOST.fullmatch(category) for category in columns.pairs):
         reason = "it has a row for the beginning of an event and one for its end, which torch.profiler does not"
         raise TraceError(path, reason, "give the file that torch.profiler wrote")
@@ -151,7 +157,15 @@ def _refuse_foreign(path: Path, columns: KinetoColumns) -> None:
 def _find_ranges(
     names: Codes, ranges: HostEvents, operations: HostEvents, *, has_old: bool
 ) -> tuple[HostEvents, HostEvents]:
-    """Return the ranges and the operators: some ranges are recorded as operators."""
+    """Return the ranges and the operators, after moving ranges that were recorded as operators.
+
+    Args:
+        names: Codes of names.
+        ranges: Events that were recorded as ranges.
+        operations: Events that were recorded as operators.
+        has_old: Whether an old release of torch wrote the file.
+    """
+    # Our own ranges, whose names get rid of the prefix that an operator has.
     is_ours = names.which(operations.name, _is_ours)
     ours, operations = select(operations, is_ours), select(operations, ~is_ours)
     first, which = distinct_rows(ours.name)
@@ -176,7 +190,8 @@ def _is_operator(name: str) -> bool:
 
 
 def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tuple[Trace, Ints]:
-    """Return the trace as the file tells it, and the number of the CUDA event of each synchronization."""
+    """Return the trace as the file tells it, and for each of its synchronizations the number of its CUDA event."""
+    # Tables; they add names to the table of names in this order.
     columns, processes, names = read.columns, read.processes, NameTable()
     spans = _spans(read, read.ranges, names, np.array(columns.window_ends_ns, np.int64))
     recorded = columns.collectives()
@@ -187,6 +202,7 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
     )
     synchronizations, sync_source, sync_reason, awaited = _synchronizations(read)
     called, calls = _called(read), _calls(read)
+    # The job, the clock, and what is read besides.
     job = _Job.of(header, processes.count, activities)
     base_ns = job.base_ns
     is_utc = base_ns <= 0 and enrich.are_utc((calls.start_ns, activities.start_ns, spans.start_ns))
@@ -209,7 +225,7 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
         call_details=call_details,
         is_launch=enrich.find_launches(calls, kinds),
         threads=_thread_names(read),
-        # Releases that call operators so record autograd's engine, too.
+        # Releases of torch that write the category cpu_op record autograd's engine, too.
         names_autograd=columns.with_times["cpu_op"] > 0,
         overhead=Overhead(overhead.start_ns, overhead.end_ns),
         ranks=job.ranks,
@@ -233,7 +249,14 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
 
 @dataclass(frozen=True)
 class _Job:
-    """What a file tells of the job; ``base_ns`` is the UTC time of its time 0, 0 or less if it is not known."""
+    """What the header of a file tells about the job.
+
+    Attributes:
+        base_ns: UTC time of the trace's time 0, in ns; 0 or less if it is not known.
+        ranks: Rank by process; empty if it is not known.
+        world_size: Number of ranks; ``None`` if it is not known.
+        has_subgroups: Whether there are process groups of a part of the ranks.
+    """
 
     base_ns: int
     ranks: Mapping[int, int]
@@ -242,11 +265,12 @@ class _Job:
 
     @classmethod
     def of(cls, header: Header, processes: int, activities: Activities) -> _Job:
+        """Read the header; ``processes`` is the number of processes that launched work."""
         distributed = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
         base = 0 if header.baseTimeNanoseconds is msgspec.UNSET else header.baseTimeNanoseconds
         told = [distributed.get("rank"), distributed.get("world_size"), base]
         rank, world, base_ns = parse_integers(told).tolist()
-        # ``distributedInfo`` describes only one of several ranks.
+        # If the file holds several ranks, ``distributedInfo`` describes only one of them.
         may_hold_several_ranks = processes > 1 or (not processes and len(distinct(activities.device)) > 1)
         return cls(
             base_ns=base_ns,
@@ -257,6 +281,7 @@ class _Job:
 
 
 def _warnings(path: Path, header: Header, read: _Read) -> Iterator[str]:
+    """Yield warnings about unknown ranks, missing times, and losses; TraceError if no event of a kind has a start."""
     columns = read.columns
     if read.processes.count > 1:
         merged = f"{read.processes.count} processes launched the work in this file, and each is taken for a rank"
@@ -266,17 +291,18 @@ def _warnings(path: Path, header: Header, read: _Read) -> Iterator[str]:
         without, with_times = (
             sum(counts[category] for category in categories) for counts in (columns.without_times, columns.with_times)
         )
-        has_start[table] = np.arange(without + with_times) >= without
+        has_start[table] = np.arange(without + with_times) >= without  # only their numbers matter, not which rows
     yield from enrich.warn_missing_starts(path, has_start)
     yield from enrich.warn_missing_ends(columns.without_end)
     yield from _read_losses(header)
 
 
 def _add_collectives(trace: Trace, read: _Read) -> Trace:
-    """Complete what the file tells of collectives by the ranges and operators that launched them."""
+    """Return the trace with facts about collectives completed from the ranges and operators that launched them."""
     within_device = np.zeros(len(trace.activities), np.bool_)
-    first = len(read.kernels)
+    first = len(read.kernels)  # the activities are the kernels, the copies, and the memory sets
     within_device[first : first + len(read.copies)] = read.copies.copy == WITHIN_DEVICE
+    # Operators as ranges: those of groups of one rank, and those that call collectives. None of them counts as open.
     no_ends, called = np.empty(0, np.int64), _called(read)
     alone = select(read.operations, read.operations.is_of_one_rank == 1)
     trace = collectives.mark_copies_that_communicate(trace, within_device, _spans(read, alone, NameTable(), no_ends))
@@ -285,7 +311,7 @@ def _add_collectives(trace: Trace, read: _Read) -> Trace:
 
 
 def _called(read: _Read) -> HostEvents:
-    """Return torch's calls of collectives."""
+    """Return the operators of torch that call collectives."""
     return select(read.operations, read.columns.names.which(read.operations.name, is_collective_call))
 
 
@@ -295,13 +321,13 @@ def _calls(read: _Read) -> Calls:
 
 
 def _read_losses(header: Header) -> Iterator[str]:
-    """Yield what torch.profiler logged about records that it lost; the document may hold any type here."""
+    """Yield warnings from what torch.profiler logged about lost records; the document may hold any type here."""
     logged = (text for texts in (header.ERROR, header.WARNING) if isinstance(texts, list) for text in texts)
     yield from enrich.report_losses("torch.profiler", (text for text in logged if isinstance(text, str)))
 
 
 def _is_amd(calls: Sequence[str], gpus: Mapping[tuple[int, int], str]) -> bool:
-    """Whether the devices are AMD's: by their names, else by those of the calls."""
+    """Return whether the devices are AMD's, by the names of the GPUs or of the calls."""
     return any(name.startswith("AMD") for name in gpus.values()) or any(name.startswith("hip") for name in calls)
 
 
@@ -315,7 +341,7 @@ def _read_gpu_names(devices: Any, processes: int) -> Iterator[tuple[tuple[int, i
 
 
 def _has_subgroups(groups: Any, world: int) -> bool:
-    """Whether a process group has more than one rank, but not all; the document may hold any type here."""
+    """Return whether a process group has more than one rank, but not all ranks; ``groups`` may be of any type."""
     sizes = [group.get("pg_size") for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
     return any(is_count(size) and 1 < size < world for size in sizes)
 
@@ -323,33 +349,47 @@ def _has_subgroups(groups: Any, world: int) -> bool:
 def _kernel_names(
     read: _Read, collectives_of: Ints, names: NameTable, comm_patterns: Sequence[str]
 ) -> tuple[Kind, Ints, Ints]:
-    """Return the kind, the names and the categories of the kernels; ``collectives_of`` are the rows of collectives.
+    """Return the kind, the names and the categories of the kernels.
 
-    Torch's own kernels have a collective's arguments, too, that it launches in the call.
+    Args:
+        read: The events.
+        collectives_of: Rows of the kernels that were recorded with the arguments of a collective.
+        names: Table to which the names are added.
+        comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
     """
     codes = read.columns.names
     name_id = _intern(codes, read.kernels.name, names)
     category = kernel_categories(names, comm_patterns)[name_id]
     is_collective = np.zeros(len(read.kernels), np.bool_)
     is_collective[collectives_of] = True
+    # Torch's own kernels within a call of a collective have its arguments, too, but do not communicate.
     is_collective &= ~codes.which(read.kernels.name, _OF_TORCH.match)
     category[(category == Category.COMPUTE) & is_collective] = Category.COMMUNICATION
     return Kind.KERNEL, names.fill_unknown(name_id, enrich.UNNAMED_KERNEL), category
 
 
 def _copy_names(read: _Read, names: NameTable) -> tuple[Kind, Ints, Ints]:
+    """Return the kind, the names and the categories of the copies; copies between devices communicate."""
     is_between = read.copies.copy == BETWEEN_DEVICES
     category = np.where(is_between, Category.COMMUNICATION, Category.MEMORY).astype(np.int64)
     return Kind.COPY, _intern(read.columns.names, read.copies.name, names, "copy"), category
 
 
 def _memory_set_names(read: _Read, names: NameTable) -> tuple[Kind, Ints, Ints]:
+    """Return the kind, the names and the categories of the memory sets."""
     name_id = _intern(read.columns.names, read.memory_sets.name, names, "memory_set")
     return Kind.MEMORY_SET, name_id, np.full(len(name_id), Category.MEMORY, np.int64)
 
 
 def _activities(read: _Read, place: int, events: DeviceEvents, named: tuple[Kind, Ints, Ints]) -> Activities:
-    """Return the activities of one kind; ``place`` is that of their table among those of what the devices did."""
+    """Return the activities of one kind.
+
+    Args:
+        read: The events.
+        place: Index of their table in ``read.processes.of_device``: 0 kernels, 1 copies, 2 memory sets.
+        events: The table.
+        named: Kind, names and categories, as the functions above return them.
+    """
     kind, name_id, category = named
     return Activities(
         start_ns=events.start_ns,
@@ -360,7 +400,7 @@ def _activities(read: _Read, place: int, events: DeviceEvents, named: tuple[Kind
         name_id=name_id,
         kind=np.full(len(events), kind, np.int64),
         category=category,
-        # ROCm's tracer has given 0 to all collectives.
+        # Some releases of ROCm's tracer give all collectives the number 0.
         correlation=np.where(events.correlation == 0, UNKNOWN, events.correlation),
         bytes=events.bytes,
     )
@@ -370,17 +410,19 @@ def _operators(names: Codes, events: HostEvents) -> Operators:
     """Return the operators that compute.
 
     An operator that calls a collective may wait for it, so it is left out; the other operators that it calls stay. If
-    autograd ran, operators of other threads are left out, too, for example of a thread that prepares data.
+    autograd ran, operators of threads without autograd are left out, too, for example of a thread that loads data.
     """
     communicates = names.which(events.name, _is_communicating)
     is_backward = names.which(events.name, is_of_engine)
     start_ns, end_ns, thread = events.start_ns, events.end_ns, events.tid
     computes = ~communicates & (np.isin(thread, thread[is_backward]) | ~is_backward.any())
     for lane in np.unique(thread[communicates]):
+        # Leave out operators within which a call of a collective starts.
         own = np.flatnonzero(thread == lane)
         called_ns = np.sort(start_ns[own[communicates[own]]])
         computes[own] &= np.searchsorted(called_ns, start_ns[own]) == np.searchsorted(called_ns, end_ns[own])
-        left_out = own[is_backward[own] & ~computes[own]]  # the operators that these call belong to backward, too
+        # Operators inside a backward operator that is left out belong to backward: more have begun by then than ended.
+        left_out = own[is_backward[own] & ~computes[own]]
         begun, ended = (np.searchsorted(np.sort(at[left_out]), start_ns[own], "right") for at in (start_ns, end_ns))
         is_backward[own] |= begun > ended
     return select(Operators(start_ns, end_ns, is_backward.astype(np.int64)), computes)
@@ -391,7 +433,14 @@ def _is_communicating(name: str) -> bool:
 
 
 def _spans(read: _Read, events: HostEvents, names: NameTable, window_ends_ns: Ints) -> Spans:
-    """Return the ranges. One that was still open when recording stopped ends with it, to the nanosecond."""
+    """Return host events as ranges.
+
+    Args:
+        read: All events.
+        events: The events to return.
+        names: Table to which their names are added.
+        window_ends_ns: When the recording ended. A range that ends exactly then was still open.
+    """
     codes = read.columns.names
     return Spans(
         start_ns=events.start_ns,
@@ -424,11 +473,17 @@ _NO_RECORDS = "the trace does not tell which records stream waits are for, as wi
 
 
 def _synchronizations(read: _Read) -> tuple[Synchronizations, str, str | None, Ints]:
-    """Return the waits and records, the source of what is waited for, why it is not known, and the event of each.
+    """Return the synchronizations of the trace.
 
-    A wait identifies its record by the record's call number and stream. If only calls are recorded, which stream waits
-    is not known. If waits are recorded, too, those of streams without work are left out: they are known by their calls.
+    They come from events for waits, if these were recorded, and from the calls of CUDA that wait or record an event.
+    The calls alone do not tell which stream waits. Where waits were recorded, a call without one is of a stream without
+    work. A wait names its record by the number and the stream of the call that made the record.
+
+    Returns:
+        The synchronizations; :attr:`.Trace.sync_source`; :attr:`.Trace.sync_reason`, why the records are not known; and
+        the number of the CUDA event of each synchronization.
     """
+    # The waits, and those of the calls that no wait was recorded for.
     codes, launches = read.columns.names, read.calls
     of_calls = read.processes.of_host(launches.pid)
     is_wait = codes.which(read.waits.name, _SYNC_KINDS.__contains__)
@@ -442,9 +497,11 @@ def _synchronizations(read: _Read) -> tuple[Synchronizations, str, str | None, I
     kind = np.concatenate(
         [_by_text(codes, waits.name, _SYNC_KINDS.__getitem__), _by_text(codes, only_calls.name, _ordering_kind)]
     )
+    # The rows of waits and calls; ``awaits`` refers to rows of records that follow them.
     count = len(both)
     is_known = (both.awaited_record > 0) & (both.awaited_stream >= 0)
     lane = both.stream.copy()
+    # If waits of streams were recorded at all, a call for which none was recorded is of a stream without work.
     if SyncKind.STREAM_WAIT in kind[: len(waits)]:
         lane[(np.arange(count) >= len(waits)) & (kind == SyncKind.STREAM_WAIT)] = NO_WORK
     calls = Synchronizations(
@@ -458,6 +515,7 @@ def _synchronizations(read: _Read) -> tuple[Synchronizations, str, str | None, I
         stream=lane,
         awaits=np.where(is_known, count + np.cumsum(is_known) - 1, UNKNOWN),
     )
+    # A row for each record that a wait names; these rows follow the others.
     known = int(is_known.sum())
     nothing, no_time = np.full(known, UNKNOWN), np.full(known, NO_TIME)
     records = replace(
@@ -487,7 +545,14 @@ def _is_of_cuda(name: str) -> bool:
 
 
 def _threads_of_calls(calls: CallEvents, of_calls: Ints, correlation: Ints, process: Ints) -> Ints:
-    """Return the thread of the last call with each number in each process, ``UNKNOWN`` without one."""
+    """Return the threads that made some calls, found by number and process; ``UNKNOWN`` for a call that is not there.
+
+    Args:
+        calls: The calls that were recorded.
+        of_calls: Their processes.
+        correlation: Numbers of the calls that are asked for. If a number occurs twice, the last call with it counts.
+        process: Processes of the calls that are asked for.
+    """
     found = np.full(len(correlation), UNKNOWN, np.int64)
     for owner in distinct(process):
         asked, offered = np.flatnonzero(process == owner), np.flatnonzero(of_calls == owner)
@@ -502,7 +567,7 @@ def _threads_of_calls(calls: CallEvents, of_calls: Ints, correlation: Ints, proc
 
 
 def _collective_metadata(codes: Codes, recorded: KernelCollectives, names: NameTable) -> CollectiveMetadata:
-    """Return the metadata of the collectives; the kernels are the first activities."""
+    """Return the metadata of the collectives that were recorded with kernels, which are the first activities."""
     return fill(
         CollectiveMetadata,
         len(recorded),
@@ -516,7 +581,10 @@ def _collective_metadata(codes: Codes, recorded: KernelCollectives, names: NameT
 
 
 def _intern(codes: Codes, column: Ints, names: NameTable, unnamed: str = "") -> Ints:
-    """Return the indices of the names; without a name, that of ``unnamed``, or ``UNKNOWN`` if that is empty."""
+    """Return the indices in ``names`` of a column of codes, for ``Trace.names``.
+
+    A row without a name gets the index of ``unnamed``, or ``UNKNOWN`` if that is empty.
+    """
 
     def number(code: int) -> int:
         name = codes.texts[code] if codes.is_text[code] else unnamed
@@ -526,17 +594,20 @@ def _intern(codes: Codes, column: Ints, names: NameTable, unnamed: str = "") -> 
 
 
 def _intern_texts(codes: Codes, column: Ints, names: NameTable) -> Ints:
-    """Return the indices of texts that may be empty, ``UNKNOWN`` where there is none."""
+    """Return the indices in ``names`` of a column of codes of texts that may be empty; ``UNKNOWN`` stays."""
     return _map(column, lambda code: UNKNOWN if code == UNKNOWN else names.intern(codes.texts[code]))
 
 
 def _by_text(codes: Codes, column: Ints, number: Callable[[str], int]) -> Ints:
-    """Return a number for each text."""
+    """Return ``number(text)`` for the text of each code in a column."""
     return _map(column, lambda code: number(codes.texts[code]))
 
 
 def _map(column: Ints, number: Callable[[int], int]) -> Ints:
-    """Return a number for each value, asked once for each distinct one, in the order of the first rows."""
+    """Return ``number(value)`` for each value of a column.
+
+    It is called once for each distinct value, in the order in which the values first occur.
+    """
     first, which = distinct_rows(column)
     found = np.full(len(first), UNKNOWN, np.int64)
     for place in np.argsort(first).tolist():
@@ -545,7 +616,10 @@ def _map(column: Ints, number: Callable[[int], int]) -> Ints:
 
 
 def _thread_names(read: _Read) -> dict[tuple[int, int], str]:
-    """Return the names of threads. Threads that run autograd's engine beside the main one get torch's name for them."""
+    """Return the names of threads by (process, thread).
+
+    Threads of autograd's engine get torch's name for them, but not the threads that the steps run on.
+    """
     columns, of_pid = read.columns, read.processes.of_pid.tolist()
     names = {(of_pid[pid], tid): text for pid, tid, text in columns.thread_names}
     steps = select(read.ranges, columns.names.which(read.ranges.name, _is_step))

@@ -1,7 +1,8 @@
-"""Which process each event of a ``torch.profiler`` trace belongs to, if the traces of several ranks were put together.
+"""Finds the process of each event of a ``torch.profiler`` trace that was put together from the traces of several ranks.
 
-Some programs that do so keep the ranks apart by the ``pid``, for example ``[TP00] 80`` for the host's events of a rank
-and ``[TP00] 0`` for those of its device. Each rank numbers its calls on its own: the same numbers come again.
+Some programs that put traces together keep the ranks apart by a label in the ``pid``, for example ``[TP00] 80`` for a
+rank's events on the host and ``[TP00] 0`` for its events on the device. Each rank numbers its calls on its own, so
+different ranks have the same numbers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ddp_prof.ingest.kineto_columns import CallEvents, DeviceEvents
 from ddp_prof.table import UNKNOWN, Ints, distinct
 
 _LABEL = re.compile(r"\[[^\]]*\]")
+"""The label at the start of a ``pid``, such as ``[TP00]``."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,11 @@ class Processes:
     """The processes that launched work, numbered from 0.
 
     Attributes:
-        count: How many there are.
-        of_pid: The process of each code of a ``pid`` on the host; 0 for one that launched nothing.
-        of_device: The process of each row of what the devices did, for each table of it; ``None`` if there are fewer
-            than two processes, so that all is of process 0.
+        count: Number of processes.
+        of_pid: The process for each ``pid`` on the host, by the code (index) of the ``pid``; 0 for a ``pid`` that
+            launched nothing.
+        of_device: For each table of events of devices, the process of each of its rows; ``None`` if there are fewer
+            than two processes, so that all rows belong to process 0.
     """
 
     count: int
@@ -37,22 +40,30 @@ class Processes:
     of_device: Sequence[Ints] | None = None
 
     def of_host(self, pid: Ints) -> Ints:
-        """Return the process of each row by the code of its ``pid``."""
+        """Return the process of each row of a table of the host; ``pid`` holds the code of each row's ``pid``."""
         return self.of_pid[pid] if self.count > 1 else np.zeros(len(pid), np.int64)
 
     def of_table(self, place: int, rows: int) -> Ints:
-        """Return the process of each row of a table of what the devices did."""
+        """Return the process of each row of table ``place`` in ``of_device``; that table has ``rows`` rows."""
         return self.of_device[place] if self.of_device else np.zeros(rows, np.int64)
 
 
 def number_processes(
     path: Path, pids: Sequence[str], calls: CallEvents, of_device: Sequence[DeviceEvents | CallEvents]
 ) -> Processes:
-    """Number the processes that launched work; ``pids`` are the texts of the codes of ``pid``.
+    """Number the processes that launched work, and find the process of each event of a device.
 
-    An event of a device belongs to the process whose label its ``pid`` has; without labels, to the only process that
-    made a call with its number, or else to the process that launched most of what its device did. A TraceError says
-    that this is not known.
+    An event of a device belongs to the process whose label its ``pid`` has. Without labels, it belongs to the only
+    process that made a call with its number, or else to the process that launched most of the work of its device.
+
+    Args:
+        path: The trace, for errors.
+        pids: The distinct values of ``pid``; the index of a ``pid`` is its code in the tables.
+        calls: The calls that launched work.
+        of_device: Tables of events of devices.
+
+    Raises:
+        TraceError: There are several processes, and nothing tells which of them launched an event.
     """
     launching = sorted({pids[code] for code in distinct(calls.pid)})
     of_pid = np.zeros(len(pids), np.int64)
@@ -60,12 +71,13 @@ def number_processes(
         return Processes(len(launching), of_pid)
     numbers = {pid: number for number, pid in enumerate(launching)}
     of_pid[:] = [numbers.get(pid, 0) for pid in pids]
+    # By labels, if each process has its own label and each event of a device has one of these.
     by_label = {_label(pid): number for pid, number in numbers.items()}
     of_label = np.array([by_label.get(_label(pid), UNKNOWN) for pid in pids], np.int64)
     owners = [of_label[table.pid] for table in of_device]
     if len(by_label) == len(numbers) and not any(np.any(found == UNKNOWN) for found in owners):
         return Processes(len(launching), of_pid, owners)
-    callers: dict[int, set[int]] = defaultdict(set)
+    callers: dict[int, set[int]] = defaultdict(set)  # the processes that made a call with each number
     for number, process in zip(_numbers(calls), of_pid[calls.pid].tolist(), strict=True):
         callers[number].add(process)
     return Processes(len(launching), of_pid, _own_by_numbers(path, len(launching), callers, of_device))
@@ -74,7 +86,16 @@ def number_processes(
 def _own_by_numbers(
     path: Path, count: int, callers: Mapping[int, set[int]], of_device: Sequence[DeviceEvents | CallEvents]
 ) -> list[Ints]:
+    """Return the process of each row of the tables of devices, by the numbers of the calls that launched the rows.
+
+    Args:
+        path: The trace, for errors.
+        count: Number of processes.
+        callers: The processes that made a call with each number.
+        of_device: Tables of events of devices.
+    """
     tables = [(_numbers(table), _devices(table)) for table in of_device]
+    # For each device, how many of its events each process launched, where the number of the call tells it.
     launched: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for numbers, devices in tables:
         for number, device in zip(numbers, devices, strict=True):
@@ -82,6 +103,7 @@ def _own_by_numbers(
                 launched[device].update(found)
 
     def owner(number: int, device: tuple[int, int]) -> int:
+        """Return the process of an event: its only caller, else the process that launched most of its device's work."""
         found, of_same_device = callers.get(number, ()), launched[device]
         if len(found) == 1:
             return next(iter(found))
@@ -99,12 +121,12 @@ def _label(pid: str) -> str:
 
 
 def _numbers(table: DeviceEvents | CallEvents) -> list[int]:
-    """The number of each event's call, ``UNKNOWN`` without one."""
+    """Return the number of the call that launched each event, ``UNKNOWN`` if it has none."""
     return [number or UNKNOWN for number in table.correlation.tolist()]
 
 
 def _devices(table: DeviceEvents | CallEvents) -> list[tuple[int, int]]:
-    """What each event's device is known by: its number, or the code of its ``pid``."""
+    """Return for each event what tells its device: (number, UNKNOWN), or (UNKNOWN, code of a ``pid``)."""
     if isinstance(table, DeviceEvents):
         named_by = table.named_by
     else:

@@ -1,14 +1,14 @@
 """Reads a ``torch.profiler`` document in parts of some MiB, so that its size does not matter.
 
-A part ends with an event. That it does is not guessed but proven: if the text from the beginning of an event, between
-``[`` and ``]``, is JSON, then no string, list or object is open at its end::
+A part is some whole events. Where a part may end is guessed and then proven: if the text from the beginning of an event
+is JSON when it is put between ``[`` and ``]``, then no string, list or object is open at its end::
 
-    {"schemaVersion": 1, "traceEvents": [     the head: JSON with ]} behind it
+    {"schemaVersion": 1, "traceEvents": [     the head: JSON with ]} after it
         {"ph": "X", ...}, {"ph": "X", ...}    a part: JSON between [ and ]
         ,
-        {"ph": "X", ...}], "traceName": ""}   the rest: JSON behind {"traceEvents":[
+        {"ph": "X", ...}], "traceName": ""}   the rest: JSON with {"traceEvents":[ before it
 
-What cannot be read like this is read as a whole, which also says what is wrong with it.
+A document that cannot be read like this is read as a whole by :mod:`.kineto_document`, which also reports errors in it.
 """
 
 from __future__ import annotations
@@ -45,21 +45,25 @@ from ddp_prof.ingest.kineto_document import (
 )
 
 PART_BYTES = 1 << 21
+"""Number of bytes that are read for a part."""
 _WINDOW = 1 << 16
-"""So many bytes hold the end of an event, as a rule."""
+"""Number of bytes at the end of a text that nearly always hold the end of an event."""
 _MOST_TRIES = 8
+"""Most positions of each kind that are tried as the end of a part."""
 _MOST_PARTS = 4
-"""A document with an event that is longer than so many parts is read as a whole."""
+"""Longest event, in parts; a document with a longer one is read as a whole."""
 _CACHED_BYTES = 1 << 15
+"""Number of bytes in which objects are counted at once, so that they fit into the processor's cache."""
 _EVENTS_KEY = re.compile(rb'[{,]\s*"traceEvents"\s*:\s*\[')
 _BARE_LIST = re.compile(rb"\s*\[")
+# A comma between two objects: of which the second one begins with "ph", as events do; or of any kind.
 _BETWEEN_EVENTS, _BETWEEN_OBJECTS = (re.compile(rb"\}\s*,(?=\s*\{" + key + rb")") for key in (rb'\s*"ph"', rb""))
 _ESCAPED_KEY = re.compile(rb'\\u[0-9a-fA-F]{4}[^"]*"\s*:')
 _INVALID = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Gatherer(Protocol):
-    """What takes the events of a document."""
+    """An object that takes the events of a document, part by part."""
 
     def add(self, events: Sequence[Event]) -> None:
         """Take the next events."""
@@ -77,11 +81,18 @@ class _InexactError(Exception):
 
 
 def read_events(path: Path, begin: Callable[[], AnyGatherer]) -> tuple[Header, AnyGatherer]:
-    """Return what a document holds besides its events, and what ``begin`` returned last, which has taken them all.
+    """Read a document; return its header and the gatherer that has taken all its events.
 
-    ``begin`` is called again if the document is read again from its start. Times are exact to the nanosecond. Raises
-    TraceError for a file that is cut off, no JSON or no trace.
+    Times are exact to the nanosecond.
+
+    Args:
+        path: The file, gzipped or not.
+        begin: Makes an empty gatherer. It is called again if the document must be read again from its start.
+
+    Raises:
+        TraceError: The file is cut off, is no JSON or is no trace.
     """
+    # In parts with times as floats, else in parts with exact decimals, else as a whole.
     for exact in (False, True):
         gatherer = begin()
         try:
@@ -96,7 +107,13 @@ def read_events(path: Path, begin: Callable[[], AnyGatherer]) -> tuple[Header, A
 
 
 class _Stream:
-    """One pass over a document."""
+    """One pass over a document.
+
+    Args:
+        path: The file.
+        add: Takes the events of each part.
+        exact: Whether times are decoded as decimals, which is slower; else as floats.
+    """
 
     def __init__(self, path: Path, add: Callable[[Sequence[Event]], None], *, exact: bool) -> None:
         self._path, self._add, self._exact = path, add, exact
@@ -108,9 +125,12 @@ class _Stream:
         self._is_escaped = False
 
     def read(self) -> Header:
-        """Hand over all events, and return the rest.
+        """Pass all events on to ``add``, and return the header.
 
-        Raises TraceError for a document that is cut off or a size that lies, and _NotInPartsError for any other error.
+        Raises:
+            TraceError: The document is cut off, or a large part of the file was never written.
+            _InexactError: Times are too large to be decoded as floats.
+            _NotInPartsError: The document is small, or cannot be read in parts for any reason.
         """
         packed = is_packed(self._path)
         if not packed and self._path.stat().st_size <= PART_BYTES:
@@ -124,12 +144,15 @@ class _Stream:
             raise _NotInPartsError from error
 
     def _read(self, file: BinaryIO, most: int | None) -> Header:
+        """Do what :meth:`read` does, from an open file of ``most`` uncompressed bytes at most (``None``: no limit)."""
+        # The head, up to the "[" of the list of events.
         size = PART_BYTES
         text, is_end = _read_more(file, b"", size)
         head = _EVENTS_KEY.search(text) if text.lstrip()[:1] == b"{" else _BARE_LIST.match(text)
         if not head:
             raise _NotInPartsError
         header = self._decode_head(text[: head.end()])
+        # Parts, until the end of the file is in the text.
         text = text[head.end() :]
         while not is_end:
             end = self._take_part(text)
@@ -141,7 +164,7 @@ class _Stream:
         return _merged(header, rest)
 
     def _decode_head(self, text: bytearray) -> Header | None:
-        """Return what the text before the events holds; ``None`` if they are a bare list."""
+        """Return the header in the text before the events; ``None`` if the document is a bare list of events."""
         self._count(text, _count_objects(text))
         if text.lstrip() == b"[":
             return None
@@ -152,15 +175,16 @@ class _Stream:
             raise _NotInPartsError from error
 
     def _take_part(self, text: bytearray) -> int:
-        """Hand over the events that end in the text, which begins with one; return the place behind the comma.
+        """Pass on the whole events at the beginning of ``text``; return the position at which the next event begins.
 
-        Returns 0 if none ends there.
+        It returns 0 if not even one event ends in the text.
         """
+        # Try some commas as the end of the part, until the text before one is a list of events in JSON.
         places = _commas_between_events(text)
         for place, is_escaped in _tries(places):
             part = b"".join((b"[", memoryview(text)[:place], b"]"))
             objects = _count_objects(part)
-            if objects > len(part) // BYTES_PER_OBJECT:
+            if objects > len(part) // BYTES_PER_OBJECT:  # would take too much memory, as no trace does
                 continue
             try:
                 events = self._decoder.decode(escape_invalid_json(part) if is_escaped else part)
@@ -175,8 +199,12 @@ class _Stream:
         return 0
 
     def _take_rest(self, text: bytearray, *, is_bare: bool) -> Header:
-        """Hand over the last events; return what follows them."""
+        """Pass on the last events in ``text``, and return the header that follows them.
+
+        ``is_bare``: whether the document is a bare list of events, so that no header follows.
+        """
         self._count(text, _count_objects(text))
+        # The whole document has been counted: refuse repeated keys, and too many objects.
         if any(count > 1 for count in self._keys.values()):
             raise _NotInPartsError
         if self._bytes > FEW_BYTES and self._objects > self._bytes // BYTES_PER_OBJECT:
@@ -184,6 +212,7 @@ class _Stream:
         _refuse_escaped_keys(text)
         document, events = (ExactDocument, list[ExactEvent]) if self._exact else (Document, list[Event])
         kind: Any = events if is_bare else document
+        # Decode the rest as a document of its own; a document that is cut off is reported here.
         whole = b"".join((b"[" if is_bare else b'{"traceEvents":[', text))
         try:
             found = msgspec.json.decode(whole, type=kind, strict=False)
@@ -198,11 +227,13 @@ class _Stream:
         return cast("Header", found)
 
     def _hand_over(self, events: Sequence[Event]) -> None:
+        """Pass events on to ``add``; raise _InexactError if their times need decimals."""
         if not self._exact and are_inexact(events):
             raise _InexactError
         self._add(events)
 
     def _count(self, text: bytes | bytearray, objects: int) -> None:
+        """Add a text to the numbers of bytes, of objects, and of keys that must occur once."""
         self._bytes += len(text)
         self._objects += objects
         for key in ONCE:
@@ -210,7 +241,7 @@ class _Stream:
 
 
 def _read_more(file: BinaryIO, before: bytes | bytearray, size: int) -> tuple[bytearray, bool]:
-    """Return what is there already and the next bytes, and whether they are the last ones."""
+    """Return ``before`` followed by the next ``size`` bytes of the file, and whether the file ends there."""
     text = bytearray(len(before) + size)
     text[: len(before)] = before
     at = len(before)
@@ -223,8 +254,12 @@ def _read_more(file: BinaryIO, before: bytes | bytearray, size: int) -> tuple[by
 
 
 def _commas_between_events(text: bytearray) -> list[int]:
-    """Return the places of a few commas that may stand between two events, likely ones first."""
-    places: dict[int, None] = {}
+    """Return the positions of a few commas that may stand between two events, the best candidates first.
+
+    A comma before ``{"ph"`` is more likely than one between any two objects, and a later comma is better than an
+    earlier one. The whole text is searched only if nothing is found near its end.
+    """
+    places: dict[int, None] = {}  # an ordered set
     for start in (max(0, len(text) - _WINDOW), 0):
         for pattern in (_BETWEEN_EVENTS, _BETWEEN_OBJECTS):
             ends = [found.end() - 1 for found in pattern.finditer(text, start)]
@@ -235,26 +270,26 @@ def _commas_between_events(text: bytearray) -> list[int]:
 
 
 def _tries(places: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Yield where to end a part, and whether to escape what is no JSON in it, which takes long."""
+    """Yield (position at which a part may end, whether to escape invalid JSON in it); the slow escaping comes last."""
     yield from ((place, False) for place in places)
     yield from ((place, True) for place in places[:1])
 
 
 def _count_objects(text: bytes | bytearray) -> int:
-    """Return how many objects and lists begin in a text."""
+    """Return how many braces and brackets open in a text, which is at least the number of its objects and lists."""
     values = np.frombuffer(text, np.uint8)
     blocks = (values[at : at + _CACHED_BYTES] for at in range(0, len(values), _CACHED_BYTES))
     return sum(int(np.count_nonzero((block | 0x20) == ord("{"))) for block in blocks)  # [ differs from { in this bit
 
 
 def _refuse_escaped_keys(text: bytes | bytearray) -> None:
-    """Leave a document whose keys may be written otherwise than they are searched for to the whole reader."""
+    """Raise _NotInPartsError if a key holds an escaped character: then a search for keys would not find it."""
     if b"\\u" in text and _ESCAPED_KEY.search(text):
         raise _NotInPartsError
 
 
 def _merged(header: Header | None, rest: Header) -> Header:
-    """Return what is told before and behind the events; of a key that is told twice, the last one counts."""
+    """Return ``rest`` (the header after the events) completed from ``header`` (before them), which may be ``None``."""
     for name in Header.__struct_fields__ if header else ():
         if getattr(rest, name) is msgspec.UNSET:
             setattr(rest, name, getattr(header, name))

@@ -1,4 +1,4 @@
-"""The supported formats; the first bytes of a file decide which reader reads it."""
+"""Loads a trace in any of the supported formats; the first bytes of a file decide which reader reads it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 ALL_BUT_LAUNCHES = ReadOptions()
+"""The default options."""
 _HEAD_BYTES = 1 << 20
+"""Number of bytes at the start of a file, also after it is uncompressed, that tell its format."""
 _GZIP = b"\x1f\x8b"
 _TABLE_FOLDER = b"\0folder of tables"
 """Stands for the first bytes of a folder that holds an export of Nsight Systems, one file per table."""
 _REPORTS = (".nsys-rep", ".qdrep")
+"""Suffixes of raw reports of Nsight Systems."""
 _KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 
 
 class Reader(NamedTuple):
-    """One format.
+    """A format, and the function that reads it.
 
     Attributes:
         source: Value of :attr:`~ddp_prof.trace.Trace.source`.
-        load: The function that reads this format, as ``module:function``; imported on first use.
-        is_common_suffix: Other kinds of files have this suffix, too: in a folder the content decides.
-        is_kept: Its traces are kept in the cache; a reader that reads other files itself keeps those.
+        suffixes: Ends of the names of its files.
+        recognises: Returns whether a file with these first bytes has this format.
+        load: The function that reads this format, as ``module:function``; it is imported at its first use.
+        is_common_suffix: Whether other kinds of files have these suffixes, too, so that in a folder the content
+            decides.
+        is_kept: Whether its traces are kept in the cache. The reader of raw reports reads an export, and keeps the
+            trace of the export itself.
     """
 
     source: str
@@ -47,7 +54,10 @@ class Reader(NamedTuple):
 
 
 def _is_kineto(head: bytes) -> bool:
-    """Whether it is an object with one of Kineto's keys, or the bare list of events that Chrome's format allows."""
+    """Return whether a file begins with an object with a key of Kineto, or with a bare list of events.
+
+    Chrome's format allows the bare list, too.
+    """
     try:
         text = _unzip_head(head).lstrip()
     except zlib.error:
@@ -58,13 +68,14 @@ def _is_kineto(head: bytes) -> bool:
 
 
 def _unzip_head(head: bytes) -> bytes:
+    """Return the first bytes of a file uncompressed, if gzip compressed them; 31 lets zlib expect gzip's header."""
     return zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head
 
 
 def _is_kineto_in_another_encoding(head: bytes) -> bool:
-    """Whether it is Kineto's JSON in UTF-16 or with a byte order mark, as Windows tools write it."""
+    """Return whether a file begins with Kineto's JSON in UTF-16 or after a byte order mark, as Windows tools write."""
     text = _unzip_head(head)
-    letters = text.replace(b"\0", b"")
+    letters = text.replace(b"\0", b"")  # each ASCII letter has one zero byte in UTF-16
     for mark in (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"):
         letters = letters.removeprefix(mark)
     return letters != text and not letters.startswith(_GZIP) and _is_kineto(letters)
@@ -78,18 +89,18 @@ _PACKINGS = {
     b"PK\x03\x04": ("zip", "unzip"),
     b"7z\xbc\xaf\x27\x1c": ("7-Zip", "7z x"),
 }
-"""How files of other packings than gzip begin, and what unpacks them."""
+"""First bytes of files that were not compressed by gzip: by what program, and the command that uncompresses them."""
 _PACKED_SUFFIXES = (".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz", ".sqlite.gz", ".nsys-rep.gz")
 
 
 def _packed_by(head: bytes) -> tuple[str, str] | None:
-    """Return what a file is that must be unpacked first, and the command for that; ``None`` for any other."""
+    """Return what a compressed file or archive is that must be unpacked first, and the command; else ``None``."""
     for mark, (name, command) in _PACKINGS.items():
         if head.startswith(mark):
             return f"packed by {name}, which is not read", command
-    if head[257:262] == b"ustar":
+    if head[257:262] == b"ustar":  # where tar has its mark
         return "an archive of tar", "tar -xf"
-    if head.startswith(_GZIP):
+    if head.startswith(_GZIP):  # a trace of torch.profiler is read as it is; other content must be uncompressed
         inner = _unzip_head(head)
         if inner[257:262] == b"ustar":
             return "a packed archive of tar", "tar -xzf"
@@ -128,7 +139,7 @@ READERS = (
         load="ddp_prof.ingest.nsys_export:load_nsys_table_folder",
     ),
 )
-"""All formats. A new one is a row here, and a module that reads it."""
+"""All formats. To add a format, write a module that reads it and add a row here."""
 
 
 def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
@@ -155,6 +166,7 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
                 "%s: %s, %s, read in %.2f s", printable(str(path)), reader.source, counts, perf_counter() - started
             )
             return trace
+    # No reader knows it: tell what it is, if that is known, and what to do.
     if _is_kineto_in_another_encoding(head):
         reason = "a PyTorch profiler trace in UTF-16, or behind a byte order mark"
         raise TraceError(path, reason, "save it in UTF-8 without a mark, as torch.profiler writes it")
@@ -172,13 +184,17 @@ def find_traces(path: Path) -> list[Path]:
     """Return the traces at a path: the file itself, or all traces in a folder.
 
     They are sorted by name, or by variant if all of them are runs of known variants. A report with its export beside it
-    counts once. JSON files of other kinds are skipped. A folder without traces raises TraceError.
+    counts once: the export is returned. JSON files of other kinds are skipped.
+
+    Raises:
+        TraceError: The folder holds no traces.
     """
     if not path.is_dir():
         return [path]
-    if _is_table_folder(path):  # what lies beside it is called like it: ``.`` has no name
+    if _is_table_folder(path):  # ``.`` has no name, but names of files beside a trace are made of the trace's name
         return [path if path.name not in ("", "..") else path.resolve()]
     files = _files_of_traces(path.iterdir())
+    # A report with an export beside it is left out.
     exports = {file.stem for file in files if file.suffix == ".sqlite"}
     traces = [file for file in files if not (file.suffix in _REPORTS and file.stem in exports)]
     if not traces:
@@ -193,7 +209,10 @@ def find_traces(path: Path) -> list[Path]:
 
 
 def _files_of_traces(paths: Iterable[Path]) -> list[Path]:
-    """Return the files that a reader may read, by name; the content is asked where other kinds have the same names."""
+    """Return the files that a reader may read, sorted by name.
+
+    The suffix decides; for a suffix that other kinds of files have, too, the content decides.
+    """
     found = []
     for path in sorted(paths):
         reader = next((reader for reader in READERS if path.name.endswith(reader.suffixes)), None)
@@ -204,7 +223,7 @@ def _files_of_traces(paths: Iterable[Path]) -> list[Path]:
 
 
 def refuse_to_export(path: Path) -> None:
-    """Raise TraceError for a raw report without its export, because reading it would write one."""
+    """Raise TraceError if a trace is a raw report without an export beside it: to read it would write the export."""
     from ddp_prof.ingest.nsys_program import is_exported
 
     (raw,) = (reader for reader in READERS if reader.source == "nsys-report")
@@ -214,12 +233,16 @@ def refuse_to_export(path: Path) -> None:
 
 
 def _is_table_folder(path: Path) -> bool:
-    """Whether it is an export with one file per table: each such export has the table of strings."""
+    """Return whether a folder is an export with one file per table: each such export has the table of strings."""
     return any((path / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
 
 
 def _head(path: Path) -> bytes:
-    """Return the first bytes of a regular file; refuse anything else, since opening a pipe would wait for a writer."""
+    """Return the first bytes of a file, or :data:`_TABLE_FOLDER` for an export that is a folder.
+
+    Raises:
+        TraceError: It cannot be read, or is no regular file: to open a pipe would wait for its writer.
+    """
     try:
         if _is_table_folder(path):
             return _TABLE_FOLDER

@@ -1,8 +1,8 @@
-"""The names of a trace, and the category of a kernel by its name.
+"""Numbers the names of a trace, and tells the category of a kernel by its name.
 
-A kernel communicates if it is of a library of :data:`.LIBRARIES`; else it computes, unless torch.profiler recorded a
-collective's arguments with it. A kernel without a name is UNKNOWN. The names of copies,
-memory sets, graph launches, streams and threads do not matter.
+A kernel communicates if its name is that of a library of :data:`.LIBRARIES`, or if torch.profiler recorded a
+collective's arguments with it; else it computes. A kernel without a name is UNKNOWN. For copies, memory sets, graph
+launches, streams and threads the name does not matter.
 """
 
 from __future__ import annotations
@@ -25,37 +25,51 @@ MOST_LETTERS = 4096
 
 
 class NameTable(dict[str, int]):
-    """The names of a trace, each string once, numbered in the order of arrival. It becomes ``Trace.names``."""
+    """The names of a trace: the number of each string, in the order in which they were added.
+
+    ``tuple(table)`` becomes ``Trace.names``, in which the number of a string is its index.
+    """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         super().__init__((name, number) for number, name in enumerate(names))
 
     def intern(self, name: str) -> int:
-        """Return the number of a string, a new one for a new string. A digest replaces the end of a long string."""
+        """Return the number of a string, which is added if it is new. A hash replaces the end of a very long string."""
         if len(name) > MOST_LETTERS:
             name = f"{name[: MOST_LETTERS - 20]}…{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
         return self.setdefault(name, len(self))
 
     def intern_texts(self, texts: Iterable[bytes]) -> Ints:
-        """Return the numbers of texts, whose bytes may be no UTF-8, and ``UNKNOWN`` at the last position."""
+        """Return the number of each text, ``UNKNOWN`` for an empty one, and one more ``UNKNOWN``, which is at index -1.
+
+        Bytes that are no UTF-8 are replaced.
+        """
         decoded = (text.decode(errors="replace")[:MOST_LETTERS] for text in texts)
         return np.array([*(self.intern(text) if text else UNKNOWN for text in decoded), UNKNOWN], np.int64)
 
     def fill_unknown(self, name_id: Ints, name: str) -> Ints:
+        """Return a column of numbers of names in which ``UNKNOWN`` is replaced by the number of ``name``."""
         is_unknown = name_id == UNKNOWN
         return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
 
     def intern_ids(self, string_ids: Ints, strings: Mapping[int, str], shorten: Callable[[str], str] = str) -> Ints:
-        """Return the numbers of the strings that a column refers to, ``UNKNOWN`` for ids without a string."""
+        """Return the number of each row's string, ``UNKNOWN`` if it has none.
+
+        Args:
+            string_ids: A column of ids of strings in an export.
+            strings: The strings of the export by id.
+            shorten: Is applied to each string before it is added.
+        """
         first, which = distinct_rows(string_ids)
         texts = [shorten(strings.get(value, "")) for value in string_ids[first].tolist()]
         return np.array([self.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
 
 
 def read_strings(file: ExportTables) -> dict[int, str]:
-    """Return the strings of an export by id, without the empty ones.
+    """Return the strings of an export by id, without empty strings.
 
-    Raises TraceError if one id has two strings, as in a database that is put together from several exports.
+    Raises:
+        TraceError: An id has two strings, as in a database that was put together from several exports.
     """
     strings: dict[int, str] = {}
     for key, text in file.few_rows("StringIds", ("id",), ("value",)):
@@ -74,17 +88,22 @@ ORDERING_CALLS = {
     "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
     "Memcpy": SyncKind.COPY,
 }
-"""API calls that order work, by the beginning of their names, which follows ``cuda``, ``cu``, ``hip`` or ``musa``."""
+"""API calls that order work: start of their names after ``cuda``, ``cu``, ``hip`` or ``musa``, and what they do."""
 
 
 def kernel_categories(names: Iterable[str], comm_patterns: Iterable[str] = ()) -> Ints:
-    """Return COMMUNICATION or COMPUTE for each name, and UNKNOWN at the last position, which is index -1."""
+    """Return COMMUNICATION or COMPUTE for each kernel's name, and one more UNKNOWN, which is at index -1.
+
+    Args:
+        names: Names of kernels.
+        comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
+    """
     patterns = (*(library.pattern for library in LIBRARIES), *comm_patterns)
     communicating = "|".join(f"(?:{pattern})" for pattern in patterns)
     found = (Category.COMMUNICATION if _matches(communicating, name) else Category.COMPUTE for name in names)
     return np.array([*found, Category.UNKNOWN], np.int64)
 
 
-@lru_cache(MOST_NAMES)
+@lru_cache(MOST_NAMES)  # traces of all ranks have the same names
 def _matches(pattern: str, name: str) -> bool:
     return re.search(pattern, name, re.IGNORECASE) is not None

@@ -1,8 +1,8 @@
 """Exports raw reports of Nsight Systems to SQLite, and reads these exports.
 
 The nsys of this machine exports a report (``.nsys-rep``, ``.qdrep``). The export is written beside the report with
-the suffix ``.sqlite``, as ``nsys stats`` does, and is used again as long as it is newer than the report. If that folder
-is read-only, each reading exports into a temporary folder.
+the suffix ``.sqlite``, as ``nsys stats`` does, and is used again as long as it is not older than the report. If that
+folder is read-only, each reading exports into a temporary folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from ddp_prof.ingest.sqlite_columns import require_disk_space
 from ddp_prof.trace import Trace
 
 EXPORT_TO_REPORT = 4
-"""Assumed ratio of the sizes of an export and its report; measured: 3.2 to 3.4."""
+"""Assumed ratio of the size of an export to that of its report; measured ratios are 3.2 to 3.4."""
 
 
 def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
-    """Read a raw report without changing it; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
+    """Read a raw report without changing it; arguments and errors are those of :func:`ddp_prof.ingest.load.load_trace`.
+
+    It is read from the export beside it, which is written first if it is missing or older than the report.
+    """
     beside = path.with_suffix(".sqlite")
 
     def of_report(trace: Trace) -> Trace:
+        """Return the trace of an export as the trace of the report."""
         return replace(trace, path=path, source="nsys-report", recorder=recording_version(path) or trace.recorder)
 
     if is_exported(path):
@@ -45,6 +49,7 @@ def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
 
 
 def _load_from_temporary_export(path: Path, options: ReadOptions) -> Trace:
+    """Return the trace of a report from an export in a temporary folder, which is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         export = Path(folder) / path.with_suffix(".sqlite").name
         _export(path, export)
@@ -52,13 +57,18 @@ def _load_from_temporary_export(path: Path, options: ReadOptions) -> Trace:
 
 
 def _export(report: Path, target: Path) -> None:
-    """Export to ``target``; a failure leaves no file."""
+    """Export a report to the file ``target``.
+
+    Raises:
+        TraceError: There is no nsys, or it cannot export the report; no file is left.
+    """
     nsys = find_nsys()
     if nsys is None:
         raise TraceError(
             report, "a raw report, and there is no nsys here to export it", "install nsys or set NSYS=PATH"
         )
     require_disk_space(report, target.parent, EXPORT_TO_REPORT * held_bytes(report))
+    # Export into a folder of its own, and rename the complete file.
     folder = partial_path(target)
     folder.mkdir()
     try:
@@ -69,6 +79,7 @@ def _export(report: Path, target: Path) -> None:
             return
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    # Tell why: the report may be of a newer release than the nsys here.
     reason = next((line for line in lines if "error" in line.lower() or "version" in line.lower()), "")
     made_by = (recording_version(report) or "0").rpartition(".")[0] or "0"
     made_by_numbers, own_numbers = ([int(part) for part in one.split(".")] for one in (made_by, nsys.version))

@@ -1,7 +1,8 @@
 """Reads what ``nsys export`` writes, of any release: a SQLite database, or a folder with a file per table.
 
 Releases differ in their tables and columns. An absent or empty table means that no such event was recorded; it is never
-an error. Process and thread ids are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
+an error. A global id holds several numbers with these widths in bits, from the highest bits down:
+``<hardware:8><machine:8><process:24><thread:24>``.
 """
 
 from __future__ import annotations
@@ -46,29 +47,32 @@ OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END = 59, 60
 _RANGES = ("eventType", (_PUSH_POP, _START_END))
-"""Types of the events that are ranges; others name domains and the like, and may hold anything."""
+"""The rows that are ranges, by the type of the event; other rows name domains and the like, and may hold anything."""
 _TEXT, _PAYLOADS = "text", ("jsonText", "jsonTextId")
-"""Columns of a range: its name, if that is not in the table of strings, and its payload, here or in that table."""
+"""Columns of a range: its name, if that is not in the table of strings; its payload, and the id of a payload in the
+table of strings."""
 _HAS_TEXT, _HAS_PAYLOAD = 1, 2 | 4
-"""Bits of what a range holds of these three columns."""
+"""Bits in the column ``HOLDS``, which tells which of these three columns a range has."""
 ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 CALL_COLUMNS = ("start", "globalTid", "correlationId")
 CALL_NAME = "nameId"
 _MOST_LETTERS = 100
+"""Longest name of a GPU; longer names are cut."""
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
 LEAST_ROWS_COUNTED = 9_000_000
-"""An export with fewer rows needs no more memory than any machine has."""
+"""The rows of an export are counted from this number on: fewer rows fit into the memory of any machine."""
 _LEAST_BYTES_PER_ROW = 15
-"""Lower bound of the bytes per row of an export, to bound its rows by the size of the file."""
+"""Least bytes that a row of an export takes, so the size of the file bounds the number of rows."""
 _WARNINGS = (2, 3)
 """Severities of diagnostic events: a warning and an error."""
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
+"""Names for activities that have none in an export."""
 
 
 def count_rows(path: Path) -> int:
-    """Return about how many activities, calls and ranges a large export holds; 0 for other files."""
+    """Return about how many activities, calls and ranges an export holds; 0 if it is no large SQLite file."""
     if not path.is_file() or path.stat().st_size < LEAST_ROWS_COUNTED * _LEAST_BYTES_PER_ROW:
         return 0
     with path.open("rb") as head:
@@ -79,14 +83,14 @@ def count_rows(path: Path) -> int:
         last: list[int] = file.run_with_deadline(
             lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
         )
-        rows = min(sum(last), file.most_rows)  # rows may have any number
+        rows = min(sum(last), file.most_rows)  # the number of the last row may be larger than the number of rows
         return rows if rows >= LEAST_ROWS_COUNTED else 0
 
 
 def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) -> Trace:
-    """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
+    """Read and return a whole export; arguments and errors are those of :func:`ddp_prof.ingest.load.load_trace`.
 
-    ``run`` is the file beside which the ``run.json`` lies, if that is not the export.
+    ``run`` is the file that the ``run.json`` lies beside, if that is not the export.
     """
     with open_sqlite(path) as file:
         manifest = load_manifest(manifest_path(run or path))
@@ -94,13 +98,14 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
 
 
 def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
-    """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
+    """Read and return an export that is a folder of tables; arguments and errors as of :func:`.load.load_trace`."""
     file = TableFolder(path)
     manifest = load_manifest(manifest_path(path))
     return file.run_with_deadline(lambda: _load(file, manifest, options))
 
 
 def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -> Trace:
+    """Read the tables of an export, build the trace, check it, and complete it."""
     _require_export(file)
     # The tables are read in parallel: SQLite and Arrow work outside Python's lock.
     call_columns = file.start(_call_columns, file)
@@ -108,6 +113,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     range_rows = file.start(_range_rows, file)
     synchronization_rows = file.start(read_rows, file)
     strings = read_strings(file)
+    # The columns of the ranges are deleted as soon as they are used, to free their memory.
     names = NameTable()
     ranges, texts = range_rows.result()
     spans = _spans(ranges, texts, strings, names)
@@ -118,18 +124,20 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     calls = call_columns.result()
     synchronizations = file.start(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
     tid = calls["globalTid"]
+    # If activities have no process and all calls are of one process, it is that of the activities, too.
     if np.all(columns["globalPid"] == UNKNOWN) and len(tid) and int(tid.min()) >> 24 == int(tid.max()) >> 24:
         columns["globalPid"] = np.full_like(columns["globalPid"], tid[0])
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
     within_device = _mark_copies(activities, copy_kind)
-    call_details = None
+    call_details = None  # names without the version that CUDA adds, and ends
     if options.with_launches:
         name_id = names.intern_ids(calls[CALL_NAME], strings, partial(_CALL_VERSION.sub, ""))
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits = synchronizations.result()
     facts = _read_facts(file, activities, strings)
+    # Rows without a start are left out of the trace.
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
     # CUPTI gives 0 as start and end of an activity whose times it could not collect.
@@ -179,13 +187,13 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
 
 
 def _recorder(path: Path, manifest: Manifest | None) -> str | None:
-    """Return the version of the nsys that recorded an export, by the report beside it or the manifest."""
+    """Return the version of the nsys that recorded an export, from the report beside it or the manifest, if known."""
     name, _, version = (manifest.profiler or "" if manifest else "").partition(" ")
     return recording_version(path) or (version.split(" ")[0] if name == "nsys" and version else None)
 
 
 def _read_facts(file: ExportTables, activities: Activities, strings: Mapping[int, str]) -> dict[str, Any]:
-    """Return what an export says of the machine, the processes and itself: fields of ``Trace``."""
+    """Return what an export tells of the machine, the processes and itself: values of fields of ``Trace``, by name."""
     versions = [_read_value(file, name, "EXPORT_PRODUCT_VERSION") for name in ("META_DATA_EXPORT", "EXPORT_META_DATA")]
     order = ("priority", "nameId") if file.has_columns("ThreadNames", "priority") else ("nameId",)
     thread_names = file.few_rows("ThreadNames", ("globalTid",), ("nameId",), order=order)  # the last of several counts
@@ -207,13 +215,14 @@ def _read_facts(file: ExportTables, activities: Activities, strings: Mapping[int
 
 
 def _diagnoses(file: ExportTables) -> Iterator[str]:
-    """Yield what nsys itself warned of while it recorded."""
+    """Yield the warnings and errors that nsys itself wrote while it recorded."""
     for severity, text in file.few_rows("DIAGNOSTIC_EVENT", ("severity",), ("text",)):
         if severity in _WARNINGS and isinstance(text, str):
             yield text
 
 
 def _require_export(file: ExportTables) -> None:
+    """Raise TraceError if the tables are not those of an export of Nsight Systems."""
     known = {*ACTIVITIES, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
     if not known & file.columns.keys() or "StringTable" in file.columns:  # nvprof shares some names of tables
         found = ", ".join(sorted(file.columns)[:4]) or "no table with rows"
@@ -225,7 +234,7 @@ def _require_export(file: ExportTables) -> None:
 
 
 def _process_ids(global_id: Ints) -> Ints:
-    """Return process ids; a column of a single process, the usual case, takes no memory."""
+    """Return the process in each global id; if all are of one process, the usual case, the column takes no memory."""
     low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
     return constant_column(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
 
@@ -236,6 +245,15 @@ def _find_synchronizations(
     strings: Mapping[int, str],
     rows: Future[dict[str, dict[str, Ints]]],
 ) -> Found:
+    """Find the synchronizations of the trace, see :func:`find_synchronizations`.
+
+    Args:
+        file: The export.
+        calls: Columns of all calls.
+        strings: The strings of the export by id.
+        rows: Will hold the tables of waits and of event records.
+    """
+    # Without one of these columns, calls cannot be matched: then none is given.
     is_complete = file.has_columns(CALLS, CALL_NAME, "correlationId", "globalTid", "end")
     own = calls if is_complete else {name: column[:0] for name, column in calls.items()}
     return find_synchronizations(own, strings, rows.result(), has_calls=CALLS in file.columns)
@@ -245,7 +263,12 @@ _OF_LAUNCHES = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS)
 
 
 def _activity_columns(file: ExportTables, with_launches: bool) -> tuple[dict[str, Ints], Ints, dict[str, Ints]]:
-    """Return the columns of all activities, kernels first; the kinds of copies; shapes and registers of kernels."""
+    """Read the tables of activities.
+
+    Returns:
+        The columns of all activities, kernels first; the kind of each copy, as CUPTI numbers it; and the columns of
+        launch shapes and registers of all kernels, which are none unless ``with_launches``.
+    """
     name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
     gathered = GatheredColumns((*ACTIVITY_COLUMNS, "name", "kind"))
     copies, launches = GatheredColumns((COPY_KIND,)), GatheredColumns(_OF_LAUNCHES if with_launches else ())
@@ -260,7 +283,14 @@ def _activity_columns(file: ExportTables, with_launches: bool) -> tuple[dict[str
 
 
 def _kernel_names(file: ExportTables, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
-    """Return the names of kernels; ``UNKNOWN`` for kernels without a name and for all other activities."""
+    """Return the index in ``names`` of each activity's name, ``UNKNOWN`` if it has none or is no kernel.
+
+    Args:
+        file: The export. A name that is missing there is taken from one of the columns with shorter names.
+        columns: Columns of all activities.
+        strings: The strings of the export by id.
+        names: Table to which the names are added.
+    """
     name_id = names.intern_ids(columns["name"], strings)
     name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
     for other in ("shortName", "mangledName"):
@@ -271,8 +301,17 @@ def _kernel_names(file: ExportTables, columns: dict[str, Ints], strings: Mapping
 
 
 def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_patterns: Sequence[str]) -> Activities:
+    """Return the table of activities.
+
+    Args:
+        columns: Columns of all activities.
+        name_id: Index of each kernel's name, which is changed: other activities get a name here.
+        names: Table of names.
+        comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
+    """
     kind, pid = columns["kind"], columns["globalPid"]
     category = kernel_categories(names, comm_patterns)[name_id]
+    # Activities that are no kernels: their kind tells the name and the category.
     for other, name in _UNNAMED.items():
         rows = kind == other
         if rows.any():
@@ -293,11 +332,15 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
 
 
 _WITHIN_DEVICE, _BETWEEN_DEVICES = (8, 0, UNKNOWN), 10
-"""Kinds of copies, as CUPTI numbers them; 0 is "unknown"."""
+"""Kinds of copies, as CUPTI numbers them. 8 is within a device; 0 and ``UNKNOWN`` are not known and may be so, too."""
 
 
 def _mark_copies(activities: Activities, copy_kind: Ints) -> Mask:
-    """Make copies between devices COMMUNICATION; return which activities are, or may be, copies within one device."""
+    """Change the category of copies between devices to COMMUNICATION.
+
+    Returns:
+        Which activities are, or may be, copies within one device.
+    """
     copies = np.flatnonzero(activities.kind == Kind.COPY)
     activities.category[copies[copy_kind == _BETWEEN_DEVICES]] = Category.COMMUNICATION
     within_device = np.zeros(len(activities), np.bool_)
@@ -306,14 +349,17 @@ def _mark_copies(activities: Activities, copy_kind: Ints) -> Mask:
 
 
 def _call_columns(file: ExportTables) -> dict[str, Ints]:
-    """Return the calls, sorted by correlation id for the join; calls with one id in the order of the file."""
+    """Return the columns of the calls, sorted by correlation id; calls with the same id stay in the order of the file.
+
+    The join of activities with their calls is faster if they are sorted.
+    """
     file.require(CALLS, "start")
     columns = file.read_integers(CALLS, (*CALL_COLUMNS, CALL_NAME, "end"))
     correlation = columns["correlationId"]
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
         for name, column in columns.items():  # one by one, so that only one of them is held twice
-            columns[name] = in_order(column, order) if column.strides[0] else column
+            columns[name] = in_order(column, order) if column.strides[0] else column  # stride 0: one value in all rows
     return columns
 
 
@@ -327,6 +373,7 @@ def ids_of_calls(strings: Mapping[int, str]) -> dict[enrich.CallKind, list[int]]
 
 
 def _kinds_of_calls(name_id: Ints, strings: Mapping[int, str]) -> Ints:
+    """Return the :class:`.CallKind` of each call by the id of its name among the strings of the export."""
     kinds = np.zeros(len(name_id), np.int64)
     for kind, ids in ids_of_calls(strings).items():
         kinds[np.isin(name_id, ids)] = kind
@@ -334,17 +381,24 @@ def _kinds_of_calls(name_id: Ints, strings: Mapping[int, str]) -> Ints:
 
 
 def _range_rows(file: ExportTables) -> tuple[dict[str, Ints], tuple[str, ...]]:
-    """Return the ranges of both kinds, and their inline texts, which column ``text`` refers to."""
+    """Read the ranges, push/pop and start/end.
+
+    Returns:
+        Their columns by name; and the distinct names that are not in the table of strings. The column ``text`` holds
+        indices into these, ``UNKNOWN`` for a range with its name in the table of strings.
+    """
     columns, texts = (*RANGE_COLUMNS, "textId", HOLDS), NameTable()
     file.require(NVTX, *RANGE_COLUMNS)
     gathered = GatheredColumns(columns)
-    for batch in file.batches(NVTX, columns[:-1], (_TEXT, *_PAYLOADS), _RANGES):
+    for batch in file.batches(NVTX, columns[:-1], (_TEXT, *_PAYLOADS), _RANGES):  # adds the last column, HOLDS
         rows = _are_ranges(batch["eventType"])
         gathered.add(batch if rows.all() else {name: column[rows] for name, column in batch.items()})
     found = gathered.columns()
     has_text = found[HOLDS] & _HAS_TEXT != 0
     found[_TEXT] = constant_column(UNKNOWN, len(has_text))
-    if has_text.any():  # read apart, because most releases refer to the table of strings, and text takes as long as all
+    # Texts are read apart and only if there are some: most exports have the names in the table of strings, and texts
+    # take as long to read as all other columns.
+    if has_text.any():
         inline = GatheredColumns((_TEXT,))
         for number, distinct_texts in file.text_batches(NVTX, _TEXT, _RANGES):
             inline.add({_TEXT: texts.intern_texts(distinct_texts)[number]})
@@ -360,6 +414,14 @@ def _are_ranges(event_type: Ints) -> Mask:
 
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:
+    """Return the table of ranges.
+
+    Args:
+        column: The columns that :func:`_range_rows` returned.
+        texts: The names that it returned.
+        strings: The strings of the export by id.
+        names: Table to which the names are added.
+    """
     start, end, tid = column["start"], column["end"], column["globalTid"]
     inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN is -1: the last element
     name_id = np.where(inline == UNKNOWN, names.intern_ids(column["textId"], strings), inline)
@@ -396,34 +458,36 @@ def _nccl_payloads(file: ExportTables, strings: Mapping[int, str]) -> dict[tuple
 
 
 def _as_text(value: object) -> str:
-    """Return a value as text, which other programs may have written as bytes; nothing for NULL."""
+    """Return a value as text; other programs may have written bytes. An empty text for NULL."""
     return value.decode(errors="replace") if isinstance(value, bytes) else "" if value is None else str(value)
 
 
 def _unpack_ids(global_id: int) -> tuple[int, int]:
+    """Return the process and the thread in a global id."""
     return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
 
 
 def _read_value(file: ExportTables, table: str, name: str) -> str | None:
-    """Return the value of a name in a table of names and values; ``None`` if there is none, or several."""
+    """Return the text for a name in a table with the columns ``name`` and ``value``; ``None`` if none or several."""
     found = {value for own, value in file.few_rows(table, (), ("name", "value"), distinct=True) if own == name}
     value = found.pop() if len(found) == 1 else None
     return value if isinstance(value, str) else None
 
 
 def _gpus(file: ExportTables, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
-    """Return the machine's number and the name of each GPU, both by process and the process's own number of the GPU.
+    """Return the machine's number of each GPU, and its name, both by (process, the process's own number of the GPU).
 
     The numbers differ if a process sees only some of the GPUs.
     """
+    # Names by the machine's numbers, and all pairs of a process and a device that may be in the trace.
     rows = file.few_rows("TARGET_INFO_GPU", ("id",), ("name",))
     names = {gpu: str(name)[:_MOST_LETTERS] for gpu, name in rows if name is not None}
     used = list(product(distinct(activities.process), distinct(activities.device)))
     seen = file.few_rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
     ids = {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
-    if not seen and len(names) == 1:
+    if not seen and len(names) == 1:  # the machine's only GPU must be the device of each process
         ids = dict.fromkeys(used, *names)
     if ids:
         return ids, {key: names[gpu] for key, gpu in ids.items() if gpu in names}
-    kinds = set(names.values())
+    kinds = set(names.values())  # without numbers, names are known only if all GPUs have the same name
     return ids, dict.fromkeys(used, *kinds) if len(kinds) == 1 else {}

@@ -22,12 +22,12 @@ PLACES = (
     "/usr/local/cuda*/bin/nsys",
     "/usr/lib/nsight-systems/bin/nsys",
 )
-"""Where else to search for an nsys, after PATH and the place where ``scripts/install_nsys.sh`` puts it."""
+"""Patterns of paths to search for an nsys, after PATH and the folder into which ``scripts/install_nsys.sh`` puts it."""
 ANSWER_LIMIT_S = 30
 """Time limit for ``nsys --version`` and ``--help``, in seconds."""
 EXPORT_LIMIT_S = 300
 EXPORT_BYTES_PER_S = 100_000
-"""Time limit for an export: a constant plus its bytes at a tenth of the speed of a slow machine."""
+"""Time limit for an export: ``EXPORT_LIMIT_S`` plus the report's size at this speed, a tenth of a slow machine's."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,14 @@ class Nsys:
     version: str
 
     def supports(self, command: str, option: str) -> bool:
+        """Return whether a command of nsys has an option, by its help text."""
         return option in _read_help(self.path, command)
 
     def export(self, report: Path, target: Path) -> str:
-        """Export a report to SQLite, into a file that does not exist yet; return the output of nsys."""
+        """Export a report to SQLite, into the file ``target``, which must not exist; return the output of nsys.
+
+        If nsys fails or takes too long, ``target`` does not exist afterwards.
+        """
         # The sizes of collectives are in JSON columns, which newer releases export only on request.
         more = ["--include-json", "true"] if self.supports("export", "--include-json") else []
         # Absolute paths, since a path that begins with a dash would be an option.
@@ -57,14 +61,15 @@ class Nsys:
 
 
 def find_nsys(environ: Mapping[str, str] = os.environ) -> Nsys | None:
-    """Return the first program of :func:`list_nsys`."""
+    """Return the first program of :func:`list_nsys`, ``None`` if there is none."""
     return next(list_nsys(environ), None)
 
 
 def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
-    """Yield the programs that run: only ``$NSYS`` if set; else those on PATH, in ``$NSYS_PREFIX`` and the usual places.
+    """Yield the programs nsys that run on this machine.
 
-    The newest of each usual place comes first.
+    If ``$NSYS`` is set, this is the only candidate. Else it yields the nsys on PATH, in ``$NSYS_PREFIX``, and in
+    :data:`PLACES` or the patterns in ``$NSYS_SEARCH``; the newest match of each pattern comes first.
     """
     for candidate in _candidates(environ):
         with suppress(LookupError):
@@ -73,6 +78,7 @@ def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield paths at which an nsys may be, in the order of :func:`list_nsys`; they need not exist."""
     if chosen := environ.get("NSYS"):
         yield chosen
         return
@@ -85,6 +91,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def by_number(path: str) -> list[int | str]:
+    """Return a key by which paths are sorted with their numbers as numbers: 2024.10 after 2024.9."""
     return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path)]
 
 
@@ -95,9 +102,12 @@ def _read_help(nsys: str, command: str) -> str:
 
 @cache
 def _version_of(nsys: str, _changed_ns: int) -> str:
-    """Return the version of a program, asked once: a cached report needs it, and each answer takes 0.1 s.
+    """Return the version of a program of nsys.
 
-    Raises LookupError if it tells none; then it is asked again the next time.
+    The answer, which takes 0.1 s, is cached by the path and the modification time of the program (``_changed_ns``).
+
+    Raises:
+        LookupError: It tells no version; the next call asks again, because errors are not cached.
     """
     if found := re.search(r"20\d\d(\.\d+)+", _query_nsys(nsys, "--version")):
         return found.group()
@@ -105,6 +115,7 @@ def _version_of(nsys: str, _changed_ns: int) -> str:
 
 
 def _query_nsys(nsys: str, *question: str) -> str:
+    """Return the output of nsys with these arguments; an empty text if it does not run or takes too long."""
     try:
         return _run([nsys, *question], ANSWER_LIMIT_S)[1]
     except (OSError, subprocess.SubprocessError):
@@ -112,14 +123,17 @@ def _query_nsys(nsys: str, *question: str) -> str:
 
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
-    """Return exit code and output; at the time limit, end the command and all processes that it started."""
+    """Run a command, and return its exit code and its output, stderr first.
+
+    If it takes longer than ``limit_s``, it is killed with all processes that it started, and TimeoutExpired is raised.
+    """
     with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         errors="replace",
-        start_new_session=True,
+        start_new_session=True,  # a process group of its own, which killpg ends
     ) as program:
         try:
             output, errors = program.communicate(timeout=limit_s)
@@ -132,11 +146,16 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+[.@]\d+)-[0-9a-f]")
+"""The version in a report, before the hash of a build."""
 _HEADER_BYTES = 4_000_000
+"""Number of bytes at the start of a report in which the version is looked for."""
 
 
 def recording_version(file: Path) -> str | None:
-    """Return the version of the nsys that recorded a report, or the report beside an export; ``None`` if not known."""
+    """Return the version of the nsys that recorded a trace, ``None`` if it is not known.
+
+    ``file`` is a report, or an export: then the report beside it tells.
+    """
     for report in (file, *map(file.with_suffix, REPORT_SUFFIXES)):
         if report.suffix in REPORT_SUFFIXES and is_file(report):
             with suppress(OSError), report.open("rb") as opened:
@@ -147,6 +166,6 @@ def recording_version(file: Path) -> str | None:
 
 
 def is_exported(report: Path) -> bool:
-    """Whether a current export lies beside the report, so that reading writes no file."""
+    """Return whether an export that is not older lies beside the report, so that reading writes no file."""
     beside = report.with_suffix(".sqlite")
     return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime

@@ -1,15 +1,16 @@
-"""Reads from an export of Nsight Systems which stream or host waits for which operation.
+"""Finds in an export of Nsight Systems what each wait of a stream or of the host is for.
 
-The meaning of ``syncType`` depends on the release, so the name of the API call decides what kind of wait a row is. The
-event record that a wait is for is found
+A *record* is a call that records a CUDA event in a stream; a wait for the event waits for the work before the record.
+The meaning of the column ``syncType`` depends on the release, so the name of the API call decides what kind of wait a
+row is. The record that a wait is for is found
 
 - in the table of event records (``--cuda-event-trace=true``): it is the process's latest record of the same event
-  before the wait. It is not the first one, because handles of events are reused. Releases before 2025 leave records of
+  before the wait. It is not the first one, because handles of events are reused. Releases before 2025 leave records by
   ``cudaEventRecordWithFlags`` out, which torch calls since 2.9: of these, only the calls are known;
 - else by ``eventSyncId``, which numbers the records of a process. If a wait is for the latest record, its id exceeds
   the number of records before the wait by a constant. The ids are trusted if most waits have the same difference and
-  none has a larger one;
-- else, if there is a table that lacks some, by the order of the calls, see :mod:`.call_order`.
+  no wait has a larger one;
+- else, if there is a table of event records that lacks some, by the order of the calls, see :mod:`.call_order`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 
 _COLUMNS = ("start", "correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
 _NO_IDS = (UNKNOWN, 0, 2**32 - 1)
+"""Values that stand for no id."""
 _LEAST_SHARE = 0.5
-"""Share of a process's waits that must have the constant: torch waits for most events right after their record."""
+"""At least this fraction of a process's waits must have the same difference, because torch waits for most events right
+after their record."""
 
 NOT_RECORDED = "no stream waits were recorded"
 NO_CALLS = "no CUDA API calls were recorded"
@@ -39,10 +42,14 @@ NO_EVENTS = "event records were not recorded (nsys profile --cuda-event-trace=tr
 
 
 class Found(NamedTuple):
-    """The calls that order work, the source of what they wait for, why it is not known, and the event of each call.
+    """The calls that order work, and what is known of them.
 
     Attributes:
-        events: ``UNKNOWN`` for a call whose event was not recorded; ``None`` if there is no table of event records.
+        calls: The calls.
+        source: Where the records of waits were found, see :attr:`.Trace.sync_source`.
+        reason: Why records are not known; ``None`` if they are.
+        events: Number of the event of each call, ``UNKNOWN`` if it was not recorded; ``None`` if there is no table of
+            event records.
     """
 
     calls: Synchronizations
@@ -52,25 +59,30 @@ class Found(NamedTuple):
 
 
 def read_rows(file: ExportTables) -> dict[str, dict[str, Ints]]:
-    """Return the tables of waits and of event records, by name."""
+    """Return the columns of the tables of waits and of event records: by table, then by column."""
     return {table: file.read_integers(table, _COLUMNS) for table in (SYNCHRONIZATIONS, EVENTS)}
 
 
 def find_synchronizations(
     columns: Mapping[str, Ints], strings: Mapping[int, str], tables: Mapping[str, dict[str, Ints]], *, has_calls: bool
 ) -> Found:
-    """Return what orders work, by the columns of all calls, the strings of the export, and :func:`read_rows`.
+    """Return the calls that order work, with their streams and the records that waits are for.
 
-    ``has_calls`` tells whether the export has a table of calls: the columns also have no rows if it lacks one of them.
+    Args:
+        columns: Columns of all calls of the export; without rows if the table of calls lacks one of the columns.
+        strings: The strings of the export by id.
+        tables: What :func:`read_rows` returned.
+        has_calls: Whether the export has a table of calls.
     """
     calls = _calls(columns, strings)
     if not len(calls):
         return Found(calls, "none", NOT_RECORDED if has_calls else NO_CALLS)
+    # Find the row of each call in the table of waits, which tells device and stream.
     recorded, events = tables[SYNCHRONIZATIONS], tables[EVENTS]
     call = _match_calls(calls, recorded)
     row = np.full(len(calls), UNKNOWN, np.int64)
     matched = np.flatnonzero(call != UNKNOWN)[::-1]
-    row[call[matched]] = matched  # a call with several rows gets the first, which is written last
+    row[call[matched]] = matched  # reversed, so that a call with several rows gets the first row, written last
     calls = replace(
         calls, device=take_or_unknown(recorded["deviceId"], row), stream=take_or_unknown(recorded["streamId"], row)
     )
@@ -87,13 +99,14 @@ def find_synchronizations(
 
 
 def _calls(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> Synchronizations:
-    """Return the calls of the kinds above, in the order of their numbers, without their streams and records."""
+    """Return the calls that order work (:data:`.ORDERING_CALLS`), sorted by number, without streams and records."""
     kinds = {
         number: kind
         for part, kind in ORDERING_CALLS.items()
         for number, name in strings.items()
         if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
     }
+    # The calls with these names; numbers are the ids of the names, sorted for the look-up of the kinds.
     numbers = np.array(sorted(kinds), np.int64)
     rows = np.flatnonzero(np.isin(columns["nameId"], numbers))
     if not len(rows):
@@ -113,18 +126,19 @@ def _calls(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> Synchroni
 
 
 def _match_calls(calls: Synchronizations, table: dict[str, Ints]) -> Ints:
-    """Return the call of each row of a table, by its number.
+    """Return for each row of a table the call with its number, a row of ``calls``; ``UNKNOWN`` if there is none.
 
-    If several calls have that number, it is the latest one before the row. The rows of a table without times are in the
-    order of the calls.
+    If several calls of the process have that number, it is the latest call before the row. If the table has no times,
+    its rows with one number are taken to be in the order of the calls.
     """
     process, number, count = table["globalPid"] >> 24 & 0xFFFFFF, table["correlationId"], len(calls)
     _, group = distinct_rows(np.concatenate([calls.process, process]), np.concatenate([calls.correlation, number]))
     times = np.concatenate([calls.start_ns, table["start"]])
-    if np.all(table["start"] == UNKNOWN):
+    if np.all(table["start"] == UNKNOWN):  # use positions among the rows with the same number instead of times
         times = np.concatenate([count_before(group[:count]), count_before(group[count:])])
-    _, place = np.unique(times, return_inverse=True)
+    _, place = np.unique(times, return_inverse=True)  # small numbers in the order of the times, as Sequences needs
     by_number = Sequences(group[:count], place[:count])
+    # The latest call before each row, and any call with its number: the times of call and row may disagree.
     latest = by_number.last_before(group[count:], place[count:] + 1)
     any_of = by_number.last_before(group[count:], np.full(len(number), len(place)))
     has_several = np.bincount(group[:count], minlength=len(place))[group[count:]] > 1
@@ -139,11 +153,20 @@ def _match_by_event(
     by_number: Ints | None,
     from_start: list[int],
 ) -> Found:
-    """Return the records of the event table, the records that it lacks, and the waits.
+    """Return the records in the event table, the records that it lacks, and the waits, in this order.
 
     Each wait is for the latest record of its event before it. A wait for an event that is not in the table is for the
     record that ``by_number`` tells.
+
+    Args:
+        calls: The calls that order work.
+        is_wait: Which of them wait for an event and have a row in the table of waits.
+        event: Number of the event of each call, from the table of waits.
+        events: Columns of the table of event records.
+        by_number: The record of each wait by ``eventSyncId``, a row of ``calls``; ``None`` if these are not trusted.
+        from_start: Processes that were recorded from their start.
     """
+    # The records in the event table, with the times and threads of their calls.
     process, rows = events["globalPid"] >> 24 & 0xFFFFFF, len(events["globalPid"])
     is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
     call = take_or_unknown(is_record, _match_calls(select(calls, is_record), events))
@@ -160,6 +183,7 @@ def _match_by_event(
         stream=events["streamId"],
     )
     lacks = np.setdiff1d(is_record, call)
+    # The waits, and for each the latest record of the same event of the same process before it.
     is_kept = calls.kind != SyncKind.RECORD
     waits = select(calls, is_kept)
     _, handle = distinct_rows(
@@ -170,10 +194,11 @@ def _match_by_event(
         _, place = np.unique(np.concatenate([records.start_ns, waits.start_ns]), return_inverse=True)
         places = place[:rows], place[rows:]
     found = Sequences(handle[:rows], places[0]).last_before(handle[rows:], places[1])
-    if by_number is not None:
+    if by_number is not None:  # rows of calls become rows of the result: table first, then the records that it lacks
         row_of = positions(np.concatenate([call, lacks]), len(calls))
         found = np.where(found == UNKNOWN, take_or_unknown(row_of, by_number[is_kept]), found)
     waits = replace(waits, awaits=np.where(is_wait[is_kept], found, UNKNOWN))
+    # Leave out waits for events that were never recorded, and put the parts together.
     known = np.where(np.isin(event, _NO_IDS), UNKNOWN, event)
     does_wait = ~_are_for_nothing(waits, select(calls, lacks), from_start)
     return Found(
@@ -184,15 +209,21 @@ def _match_by_event(
 
 
 def _processes_from_start(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> list[int]:
-    """Return the processes whose first call of CUDA's driver was recorded."""
+    """Return the processes that were recorded from their start: the export holds their first call of CUDA's driver."""
     numbers = [number for number, name in strings.items() if name.startswith("cuInit")]
     return distinct(columns["globalTid"][np.isin(columns["nameId"], numbers)] >> 24 & 0xFFFFFF)
 
 
 def _are_for_nothing(waits: Synchronizations, hidden: Synchronizations, from_start: list[int]) -> Mask:
-    """Mask of the waits of streams for events that were never recorded, which CUDA lets pass.
+    """Return a mask of the waits of streams for events that were never recorded: CUDA lets such waits pass.
 
-    So it is if the event is in no row, and its process had recorded none of the ``hidden`` events since its start.
+    A wait is one of these if its record was not found, the trace holds the process from its start, and the process made
+    no ``hidden`` record before the wait.
+
+    Args:
+        waits: The waits.
+        hidden: Records that the event table lacks.
+        from_start: Processes that were recorded from their start.
     """
     found: Mask = (waits.kind == SyncKind.STREAM_WAIT) & (waits.awaits == UNKNOWN) & (waits.stream != UNKNOWN)
     for process in distinct(waits.process[found]):
@@ -203,14 +234,20 @@ def _are_for_nothing(waits: Synchronizations, hidden: Synchronizations, from_sta
 
 
 def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints | None:
-    """Return the record of each wait by its ``eventSyncId``; ``None`` if the ids cannot be trusted."""
+    """Return the record of each wait by its ``eventSyncId``, a row of ``calls``; ``None`` if ids cannot be trusted.
+
+    Args:
+        calls: The calls that order work, sorted by number.
+        is_wait: Which of them wait for an event.
+        sync_id: The ``eventSyncId`` of each call.
+    """
     awaits = np.full(len(calls), UNKNOWN, np.int64)
     for process in distinct(calls.process):
         records = np.flatnonzero((calls.process == process) & (calls.kind == SyncKind.RECORD))
         waits = np.flatnonzero((calls.process == process) & is_wait & ~np.isin(sync_id, _NO_IDS))
         if len(waits):
             before = np.searchsorted(calls.correlation[records], calls.correlation[waits])
-            beyond = sync_id[waits] - before
+            beyond = sync_id[waits] - before  # the same, and largest, for waits for the latest record
             if np.mean(beyond == beyond.max()) < _LEAST_SHARE:
                 return None
             number = sync_id[waits] - beyond.max() - 1

@@ -1,4 +1,8 @@
-"""The tables of an export that is a SQLite file: read-only, in C, without a Python object per row."""
+"""Reads the tables of an export that is a SQLite file: read-only, and without a Python object for each row.
+
+Large tables are read as columns: from the pages of the file if possible (:mod:`.sqlite_pages`), else by ADBC, SQLite's
+driver for Arrow. Small tables are read by Python's ``sqlite3``.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,16 @@ from ddp_prof.table import Ints
 LEAST_BYTES_PER_ROW = 6
 """Smallest row in SQLite's format, which limits how many rows a file has room for."""
 MOST_BYTES_PER_VALUE = 1 << 26
+"""SQLite refuses larger texts and blobs."""
 _TABLE = re.compile(r"""CREATE TABLE\s*(?:"((?:[^"]|"")*)"|'((?:[^']|'')*)'|`([^`]*)`|\[([^]]*)\]|([^\s("'`[]+))""")
-"""How the schema describes a table: SQLite itself writes the first two words."""
+"""Start of a statement in the schema that describes a table: SQLite itself writes the first two words, then follows the
+name, with any of SQLite's quotes or without."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+"""First bytes of a rollback journal (``-journal``)."""
 _LOG_MAGICS = (bytes.fromhex("377f0682"), bytes.fromhex("377f0683"))
+"""First bytes of a write-ahead log (``-wal``)."""
 _LOG_HEADER, _FRAME_HEADER = 32, 24
+"""Bytes of the header of a log, and of the header of each page in it."""
 _PAGE_SIZES = tuple(1 << power for power in range(9, 17))
 _BATCH_ROWS = 1 << 14
 """Rows per batch: few enough that each batch reuses the memory of the previous one."""
@@ -42,11 +51,15 @@ _LATE_MISMATCH = re.compile(r"Type mismatch in column (\d+): expected INT64")
 
 @contextmanager
 def open_sqlite(path: Path) -> Iterator[SqliteFile]:
-    """Open a database without changing it or its folder.
+    """Open a database, without changing it or its folder, for the length of a ``with`` block.
 
     With 'immutable', SQLite takes no lock and leaves no other file, but ignores a journal or log beside the database,
-    whose content belongs to it. If there is one, both are copied, the journal is applied, and the copy is read. The
-    journal of a transaction over several databases is refused: it names another file, which SQLite would delete.
+    whose content belongs to it. If there is one, both files are copied to a temporary folder, the journal is applied,
+    and the copy is read.
+
+    Raises:
+        TraceError: It is no readable database, or its journal is of a transaction over several databases: such a
+            journal names another file, which SQLite would delete.
     """
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
@@ -54,6 +67,7 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
     more = 0
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") if journals else nullcontext() as folder:
         if folder:
+            # Copy the database and its journals, of which only so many bytes are used; None: all bytes.
             used = {real: None, **{journal: _used_bytes(journal) for journal in journals}}
             more = sum(min(held_bytes(journal), _used_bytes(journal)) for journal in journals)
             require_disk_space(path, Path(folder), held_bytes(real) + more)
@@ -73,8 +87,9 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
 def _used_bytes(journal: Path) -> int:
     """Return how many bytes of a journal or log SQLite would use: 0 if it ignores the file.
 
-    A log is a header of 32 bytes and frames of 24 bytes and a page each; a frame counts as long as it repeats the salt
-    of the header and numbers its page. What follows may be of any size, but is of an earlier use of the file, or holes.
+    A log is a header of 32 bytes, and frames, each of which is a header of 24 bytes and a page. A frame is valid as
+    long as it repeats the salt (random bytes) of the log's header and has a page number. What follows the last valid
+    frame may be of any size, but is left from an earlier use of the file.
     """
     with journal.open("rb") as file:
         if journal.name.endswith("-journal"):
@@ -91,13 +106,17 @@ def _used_bytes(journal: Path) -> int:
 
 
 def _has_super_journal(journal: Path) -> bool:
-    """Whether a journal names a super-journal: then it ends with the eight bytes with which every journal begins."""
+    """Return whether a journal names a super-journal, which belongs to a transaction over several databases.
+
+    Such a journal ends with the eight bytes with which every journal begins.
+    """
     with journal.open("rb") as file:
         file.seek(-min(8, journal.stat().st_size), os.SEEK_END)
         return file.read() == _JOURNAL_MAGIC
 
 
 def require_disk_space(path: Path, folder: Path, needed: int) -> None:
+    """Raise TraceError if fewer than ``needed`` bytes are free in ``folder``, which reading ``path`` takes there."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         reason = f"reading it takes about {needed / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are free"
@@ -107,22 +126,31 @@ def require_disk_space(path: Path, folder: Path, needed: int) -> None:
 class SqliteFile(ExportTables):
     """The tables of a SQLite file; made by :func:`open_sqlite`.
 
-    A damaged or hostile file can be small and seem endless: pages may point to one child, rows may share their text, a
-    view may have the name of a table, a sparse file may have any size. So views are ignored, no query returns more rows
-    or text than the file holds bytes. ``most_rows`` is the upper bound of a table's rows, from the bytes that the file
-    holds; ``more_bytes`` are those of a journal that is to be applied.
+    A damaged or hostile file can be small and seem endless: many pages may point to the same page, rows may share their
+    text, a view may have the name of a table, a sparse file may have any size. So views are ignored, and a query that
+    returns more rows or text than the file has room for raises a TraceError.
+
+    Args:
+        path: The export, which errors name.
+        real: The file to read: the export itself or its copy.
+        more_bytes: Bytes of a journal that will be applied to it.
+
+    Attributes:
+        uri: Address of the database for SQLite.
+        most_rows: Upper bound of the rows of a table, from the size of the file.
     """
 
     source = "nsys-sqlite"
     kind = "a SQLite database"
 
     def __init__(self, path: Path, real: Path, more_bytes: int = 0) -> None:
+        """Note the file; :meth:`read_schema` is to be called next. The class describes the parameters."""
         super().__init__(path, held_bytes(real) + more_bytes)
         self.uri = sqlite_uri(real, "?mode=ro&immutable=1")
         self.most_rows = self.bytes // LEAST_BYTES_PER_ROW
         self._real = real
-        self._open: set[sqlite3.Connection] = set()
-        self._pages: dict[str, _PlacedTable] = {}
+        self._open: set[sqlite3.Connection] = set()  # connections that stop() interrupts
+        self._pages: dict[str, _PlacedTable] = {}  # the tables whose pages can be read directly
 
     def read_schema(self) -> None:
         """Find the tables; raise TraceError if the file is no database, or is damaged."""
@@ -130,6 +158,8 @@ class SqliteFile(ExportTables):
             "SELECT name, sql, rootpage FROM sqlite_master "
             "WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
         )
+        # Tables whose statement names them as SQLite writes it, with the number of their first page (root). Tables
+        # without rows are left out.
         with self.connect(self.uri) as database:
             roots = {
                 name: root
@@ -138,6 +168,7 @@ class SqliteFile(ExportTables):
             }
             filled = [name for name in roots if self._fetch(database, f"SELECT 1 FROM {quote_name(name)} LIMIT 1")]
             columns = {name: self._fetch(database, f"PRAGMA table_xinfo({quote_name(name)})") for name in filled}
+        # Hidden columns are generated ones: a table that has some is read by SQLite only.
         for name, rows in columns.items():
             described = list(starmap(_Column, rows))
             self.columns[name] = tuple(one.name for one in described if not one.hidden)
@@ -146,12 +177,12 @@ class SqliteFile(ExportTables):
                 self._pages[name] = _PlacedTable(TablePages(self._real, roots[name]), places)
 
     def apply_journal(self) -> None:
-        """Let SQLite apply the journal or log beside the file; reading reports damage later."""
+        """Let SQLite apply the journal or log beside the file, which is a copy; damage is reported when it is read."""
         with suppress(sqlite3.Error), self.connect(sqlite_uri(self._real)) as database:
             database.execute("PRAGMA journal_mode=DELETE")
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Return all rows of a query that returns few; bytes of texts that are no UTF-8 are replaced."""
+        """Return all rows of a query that returns few rows; bytes of texts that are no UTF-8 are replaced."""
         with self.connect(self.uri) as database:
             return self._fetch(database, query)
 
@@ -165,20 +196,23 @@ class SqliteFile(ExportTables):
         filled: Sequence[str] = (),
         distinct: bool = False,
     ) -> list[tuple[Any, ...]]:
+        """Return rows of a small table, selected by one query; arguments and result as in :class:`ExportTables`."""
         if not self.has_columns(table, *integers, *others, *order, *filled):
             return []
         wanted = ", ".join(map(quote_name, (*integers, *others)))
         used = ", ".join(map(quote_name, dict.fromkeys((*integers, *others, *order, *filled))))
         conditions = [f"typeof({quote_name(name)}) = 'integer'" for name in integers]  # any column holds any type
         if filled:
+            # The names come twice because coalesce needs two arguments at least.
             conditions.append(f"coalesce({', '.join(map(quote_name, (*filled, *filled)))}) IS NOT NULL")
-        # One row more than the file has room for, at most.
+        # At most one row more than the file has room for: then _fetch finds out.
         bounded = f"(SELECT {used} FROM {quote_name(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
         select = "SELECT DISTINCT" if distinct else "SELECT"
         query = f"{select} {wanted} FROM {bounded} WHERE {' AND '.join(conditions) or 'TRUE'}"
         return self.rows(f"{query} ORDER BY {', '.join(map(quote_name, order)) or 'NULL'}")
 
     def _fetch(self, database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
+        """Return all rows of a query; TraceError if they take more bytes than the file holds."""
         found, held = [], 0
         for row in database.execute(query):
             held += LEAST_BYTES_PER_ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
@@ -192,7 +226,10 @@ class SqliteFile(ExportTables):
 
     @contextmanager
     def connect(self, uri: str) -> Iterator[sqlite3.Connection]:
-        """Open a connection that :meth:`run_with_deadline` can interrupt; errors of SQLite become TraceErrors."""
+        """Open a connection for the length of a ``with`` block; :meth:`stop` can interrupt it.
+
+        Errors of SQLite become TraceErrors.
+        """
         try:
             with closing(sqlite3.connect(uri, uri=True)) as database:
                 if sys.version_info >= (3, 11):
@@ -215,7 +252,9 @@ class SqliteFile(ExportTables):
     def integer_batches(
         self, table: str, columns: Sequence[str], holds: Sequence[str], only: Only | None
     ) -> Iterator[dict[str, Ints]]:
+        """Yield columns of integers in batches; arguments as of :meth:`ExportTables.batches`."""
         present = {name: 1 << bit for bit, name in enumerate(holds) if self.has_columns(table, name)}
+        # Decode the pages of the table; if some are unusual, SQLite reads the rows after the first ``after`` ones.
         after = 0
         with suppress(UnusualPagesError, OSError):
             for rows, place in self._page_rows(table, (*columns, *present, *(only[:1] if only else ()))):
@@ -232,8 +271,9 @@ class SqliteFile(ExportTables):
             yield self.integers_of(batch, columns, holds)
 
     def text_batches(self, table: str, text: str, only: Only) -> Iterator[tuple[Ints, list[bytes]]]:
+        """Yield a column of texts in batches; arguments and result as in :class:`ExportTables`."""
         column, values = only
-        after = 0
+        after = 0  # rows that were decoded from pages; SQLite reads the rows after these
         with suppress(UnusualPagesError, OSError):
             for rows, place in self._page_rows(table, (column, text)):
                 wanted = np.flatnonzero(np.isin(rows.integers(place[column]), values))
@@ -243,7 +283,11 @@ class SqliteFile(ExportTables):
         yield from number_texts(self.record_batches(table, (column,), text=text, only=only, after=after), text, only)
 
     def _page_rows(self, table: str, columns: Sequence[str]) -> Iterator[tuple[PageRows, Mapping[str, int]]]:
-        """Yield the rows of a table as its pages hold them, and the positions of its columns."""
+        """Yield batches of rows, decoded from the pages of a table, each with the positions of the columns by name.
+
+        Raises:
+            UnusualPagesError: The rows that were not yielded must be read by SQLite.
+        """
         placed = self._pages.get(table)
         if placed is None or not placed.places.keys() >= set(columns):
             raise UnusualPagesError
@@ -261,6 +305,11 @@ class SqliteFile(ExportTables):
         only: Only | None = None,
         after: int = 0,
     ) -> Iterator[Mapping[str, Any]]:
+        """Yield a table in batches, read by SQLite; arguments as in :class:`ExportTables`.
+
+        ``after`` is the number of rows at the start of the table that are left out.
+        """
+        # Expressions in SQL, one for each column of the batches.
         wanted = [quote_name(name) for name in columns]
         if only:
             chosen = f"{quote_name(only[0])} IN ({', '.join(map(str, only[1]))})"
@@ -276,9 +325,18 @@ class SqliteFile(ExportTables):
             yield dict(zip(batch.schema.names, batch.columns, strict=True))
 
     def _query(self, query: str, after: int) -> Iterator[Any]:
-        """Yield the rows of a table after some as batches, ``pyarrow.RecordBatch``, read outside Python's global lock.
+        """Yield the result of a query as batches (``pyarrow.RecordBatch``), read outside Python's global lock.
 
         A column that is NULL throughout the first batch is taken for integers.
+
+        Args:
+            query: Selects from one table, and ends with the table's name.
+            after: Number of rows at the start of the table that are left out.
+
+        Raises:
+            TraceError: The table cannot be read, a column of integers holds something else, or the table has more rows
+                than the file has room for.
+            MemoryError: There is not enough memory.
         """
         import adbc_driver_sqlite
         import pyarrow
@@ -304,7 +362,7 @@ class SqliteFile(ExportTables):
                             raise self._endless_error()
                         yield batch
         except (Error, pyarrow.ArrowException, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = str(error).strip().splitlines()[0]  # errors are shown on one line
             if lacks_memory(error):
                 raise MemoryError(reason) from error
             if late := _LATE_MISMATCH.search(reason):
@@ -313,7 +371,7 @@ class SqliteFile(ExportTables):
 
 
 class _Column(NamedTuple):
-    """A row of ``PRAGMA table_xinfo``."""
+    """A column of a table: a row of ``PRAGMA table_xinfo``, whose fields are in this order."""
 
     position: int
     name: str
@@ -325,31 +383,36 @@ class _Column(NamedTuple):
 
     @property
     def is_as_stored(self) -> bool:
-        """Whether its pages hold its values: SQLite makes floats of some integers, and keys of the numbers of rows."""
+        """Whether the pages hold the column's values as SQLite returns them.
+
+        They do not for columns of floats, of which some are stored as integers, nor for keys, which may be the numbers
+        of the rows.
+        """
         return not self.key and not any(part in self.type.upper() for part in ("REAL", "FLOA", "DOUB"))
 
 
 class _PlacedTable(NamedTuple):
-    """The pages of a table, and the positions of its columns."""
+    """The pages of a table, and the position of each of its columns by name."""
 
     pages: TablePages
     places: Mapping[str, int]
 
 
 def _name_of_table(statement: object) -> str | None:
-    """Return the name in a CREATE TABLE statement; ``None`` for any other, such as that of a virtual table."""
+    """Return the name in a CREATE TABLE statement; ``None`` for other statements, as for a virtual table."""
     found = _TABLE.match(statement) if isinstance(statement, str) else None
     if not found:
         return None
-    quote_sign = found[0].rstrip()[-1]
+    quote_sign = found[0].rstrip()[-1]  # within quotes, it is written twice
     name = next(name for name in found.groups() if name is not None)
     return name.replace(2 * quote_sign, quote_sign)
 
 
 def sqlite_uri(path: Path, options: str = "") -> str:
-    """Return the address of a database for SQLite and ADBC; its name may hold any bytes, such as ``?`` or Latin-1."""
+    """Return the URI of a database for SQLite and ADBC; the path may hold any bytes, such as ``?`` or Latin-1."""
     return f"file:{quote(os.fsencode(path))}{options}"
 
 
 def quote_name(name: str) -> str:
+    """Return the name of a table or column in quotes, for SQL."""
     return '"' + name.replace('"', '""') + '"'

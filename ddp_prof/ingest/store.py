@@ -1,8 +1,8 @@
-"""Traces as Arrow files, whose columns are mapped into memory instead of read.
+"""Writes traces as Arrow files, and reads them; the columns are memory-mapped instead of read.
 
-A file has one row. Each of its columns is a list with the values of a column of a table of the trace, such as
-``activities.start_ns``, or of an array of the trace; a column with one value for all rows holds that value once. The
-metadata of the schema hold everything else as JSON, and a checksum of each column: a damaged file is never read.
+A file has one row. Each of its columns holds one list: the values of a column of one of the trace's tables, such as
+``activities.start_ns``, or of an array of the trace. If all values are equal, the list holds the value once. The
+metadata of the schema hold everything else as JSON, and a checksum of each column: a damaged file is never used.
 """
 
 from __future__ import annotations
@@ -24,30 +24,35 @@ from ddp_prof.table import Table
 from ddp_prof.trace import Trace
 
 _FACTS, _CHECK = b"ddp_prof", b"ddp_prof.crc32"
+"""Keys of the metadata: for the JSON text, and for the checksum of this text."""
 _NOT_KEPT = ("path", "manifest")
-"""Fields that are not of the trace's own file."""
+"""Fields of a trace that are not written: they may change without a change of the trace's file."""
 _TYPES = {"int64": np.dtype(np.int64), "bool": np.dtype(np.bool_)}
+"""Types of columns by the names that the file has for them."""
 
 
 def stored_bytes(trace: Trace) -> int:
-    """Return about how many bytes a trace takes as a file."""
+    """Return about how many bytes the file of a trace takes."""
     columns = sum(len(values) * values.dtype.itemsize for values in map(_without_repeats, _arrays(trace).values()))
     return columns + sum(map(len, trace.names)) + (1 << 16)
 
 
 def write_trace(trace: Trace, target: Path, key: Mapping[str, Any]) -> None:
-    """Write a trace; ``key`` is what :func:`read_trace` must be asked for.
+    """Write a trace to the file ``target``.
+
+    ``key`` is written, too: :func:`read_trace` returns the trace only for an equal key.
 
     Raises:
         OSError: The file cannot be written.
     """
     import pyarrow
 
-    columns, told = {}, {}
+    columns, told = {}, {}  # Arrow's columns, and what JSON tells of each
     for name, values in _arrays(trace).items():
         kept = _without_repeats(values)
         told[name] = {"type": values.dtype.name, "rows": len(values), "values": len(kept), "crc32": _check(kept)}
         columns[name] = _list_of(kept)
+    # All else goes into the metadata as JSON, with a checksum of its own.
     facts = {name: _plain(getattr(trace, name)) for name in _plain_fields()}
     text = json.dumps({"key": key, "columns": told, "facts": facts}, default=_python_number).encode()
     schema = pyarrow.schema(
@@ -60,9 +65,15 @@ def write_trace(trace: Trace, target: Path, key: Mapping[str, Any]) -> None:
 
 
 def read_trace(file: Path, key: Mapping[str, Any], path: Path, manifest: Manifest | None) -> Trace | None:
-    """Return the trace that was written with this key, its columns mapped; ``None`` if the file is another, or damaged.
+    """Return the trace in a file; ``None`` if it was written with another key, or is damaged.
 
-    ``path`` and ``manifest`` become those of the trace. The columns are read-only.
+    The columns of the trace are memory-mapped and read-only.
+
+    Args:
+        file: The file.
+        key: The key with which it must have been written.
+        path: Becomes the ``path`` of the trace.
+        manifest: Becomes the ``manifest`` of the trace.
     """
     opened = _open(file)
     if opened is None or opened[0]["key"] != key:
@@ -73,7 +84,7 @@ def read_trace(file: Path, key: Mapping[str, Any], path: Path, manifest: Manifes
         found = _column(batch, name, column)
         if found is None:
             return None
-        table, _, own = name.rpartition(".")
+        table, _, own = name.rpartition(".")  # "activities.start_ns"
         if table:
             values.setdefault(table, {})[own] = found
         else:
@@ -90,6 +101,7 @@ def read_key(file: Path) -> dict[str, Any] | None:
 
 
 def _open(file: Path) -> tuple[dict[str, Any], Any] | None:
+    """Return the JSON of a file and its only ``pyarrow`` batch; ``None`` if it is damaged."""
     import pyarrow
 
     damaged = (pyarrow.ArrowException, OSError, ValueError, KeyError)
@@ -102,7 +114,13 @@ def _open(file: Path) -> tuple[dict[str, Any], Any] | None:
 
 
 def _column(batch: Any, name: str, told: Mapping[str, Any]) -> NDArray[Any] | None:
-    """Return a column whose values are those that were written; else ``None``."""
+    """Return a column of the file; ``None`` if its values are not those that were written.
+
+    Args:
+        batch: The ``pyarrow`` batch of the file.
+        name: Name of the column.
+        told: What the file's JSON tells of the column: type, number of rows and of values, checksum.
+    """
     position = batch.schema.get_field_index(name)
     buffer = batch.column(position).values.buffers()[1] if position >= 0 else None
     size = told["values"] * _TYPES[told["type"]].itemsize
@@ -119,7 +137,7 @@ def _check(values: NDArray[Any]) -> int:
 
 
 def _list_of(values: NDArray[Any]) -> Any:
-    """Return an Arrow array whose only element is the list of these values, which are not copied."""
+    """Return an Arrow array whose only element is a list of these values; the values are not copied."""
     import pyarrow
 
     kind = pyarrow.int64() if values.dtype == np.int64 else pyarrow.uint8()
@@ -129,14 +147,14 @@ def _list_of(values: NDArray[Any]) -> Any:
 
 
 def _without_repeats(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values as one stretch of memory; only one of a column that repeats it without taking memory."""
+    """Return the values as a contiguous array; for a column that repeats one value (with stride 0), only that value."""
     is_constant = len(values) > 1 and not values.strides[0]
     return np.ascontiguousarray(values[:1] if is_constant else values)
 
 
 @cache
 def _tables() -> dict[str, type[Table]]:
-    """Return the type of each field of a trace that is a table."""
+    """Return the class of each field of a trace that is a table, by the name of the field."""
     found = {}
     for name, hint in get_type_hints(Trace).items():
         for kind in (hint, *get_args(hint)):
@@ -150,13 +168,14 @@ _ARRAYS = ("inferred", "launching_calls", "has_ambiguous_launch", "is_launch", "
 
 
 def _plain_fields() -> Iterator[str]:
-    """Yield the fields of a trace that JSON can hold."""
+    """Yield the names of the fields of a trace that JSON can hold."""
     for item in fields(Trace):
         if item.name not in {*_NOT_KEPT, *_ARRAYS, *_tables()}:
             yield item.name
 
 
 def _arrays(trace: Trace) -> dict[str, NDArray[Any]]:
+    """Return all arrays of a trace, the columns of its tables included, by name: ``activities.start_ns``."""
     found = {name: getattr(trace, name) for name in _ARRAYS}
     for name in _tables():
         if (table := getattr(trace, name)) is not None:
@@ -165,18 +184,19 @@ def _arrays(trace: Trace) -> dict[str, NDArray[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold: of a mapping, whose keys may be tuples, a list of pairs in an object."""
+    """Return a value for JSON; for a mapping, whose keys may be tuples, an object with a list of pairs."""
     return {"items": [[key, value[key]] for key in value]} if isinstance(value, Mapping) else value
 
 
 def _parsed(value: Any) -> Any:
+    """Return the value that :func:`_plain` made a value for JSON of; lists become tuples."""
     if isinstance(value, dict):
         return {tuple(key) if isinstance(key, list) else key: item for key, item in value["items"]}
     return tuple(value) if isinstance(value, list) else value
 
 
 def _python_number(value: Any) -> Any:
-    """Return a number of NumPy as one of Python; raise TypeError for anything else."""
+    """Return a NumPy number as a Python number, for JSON; raise TypeError for anything else."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be kept")

@@ -1,7 +1,7 @@
-"""The tables of an export that is a folder with one file per table: ``nsys export --type parquetdir``, ``arrowdir``.
+"""Reads an export that is a folder with one file per table: ``nsys export --type parquetdir`` or ``arrowdir``.
 
-Only the columns that are asked for are unpacked, batch by batch. Text stays as it is held, once, with numbers that
-refer to it: a few bytes of Parquet may stand for a billion rows of one text.
+Only the columns that are asked for are uncompressed, batch by batch. Text stays encoded as in the file, each distinct
+text once with the numbers that refer to it: a few bytes of Parquet may stand for a billion rows of one text.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ from ddp_prof.table import UNKNOWN, Ints, Mask
 _READ = re.compile(
     r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|(EXPORT_)?META_DATA|MPI_RANKS|StringIds|ThreadNames|DIAGNOSTIC_EVENT|PRO\w+)"
 )
-"""The tables that are looked at; others, such as samples of the CPU, may be many times larger."""
+"""Start of the names of the tables that are read; other tables, such as samples of the CPU, may be much larger."""
 _MOST_VALUES_PER_BYTE = 32
+"""A table with more values per byte of its file is refused."""
 _MOST_UNPACKED_PER_BYTE, _LEAST_UNPACKED_BYTES = 100, 1 << 26
-"""Largest plausible compression; a table that claims more is refused before it is unpacked."""
+"""Largest plausible compression; a table that claims more is refused before it is uncompressed, unless it is small."""
 _BATCH_ROWS = 1 << 16
+"""Most rows in a batch."""
 
 
 class TableFolder(ExportTables):
-    """The tables of a folder; ``bytes`` are those of the tables that are looked at.
+    """The tables of a folder; ``bytes`` is the size of the files of the tables that are read.
 
     Raises:
-        TraceError: A table cannot be read, or claims to hold more than its bytes.
+        TraceError: A table cannot be read, or claims to hold more than its file has room for.
     """
 
     source = "nsys-tables"
     kind = "a folder of tables"
 
     def __init__(self, path: Path) -> None:
+        """Look at each file of a table that is read; ``path`` is the folder."""
         files = [file for file in sorted(path.iterdir()) if file.suffix in _KINDS and _READ.match(file.name)]
         if len({file.stem for file in files}) < len(files):
             twice = next(file for file in files if file.with_suffix(".arrow") in files and file.suffix == ".parquet")
@@ -60,8 +63,10 @@ class TableFolder(ExportTables):
         filled: Sequence[str] = (),
         distinct: bool = False,
     ) -> list[tuple[Any, ...]]:
+        """Return rows of a small table; arguments and result as in :class:`ExportTables`."""
         if not self.has_columns(table, *integers, *others, *order, *filled):
             return []
+        # Rows in which one of ``filled`` is not NULL, or all rows if ``filled`` is empty.
         used = tuple(dict.fromkeys((*integers, *others, *order, *filled)))
         rows: list[dict[str, Any]] = []
         for batch in self._batches(table, used):
@@ -71,7 +76,7 @@ class TableFolder(ExportTables):
             columns = [_values(batch[name], chosen) for name in used]
             rows += (dict(zip(used, values, strict=True)) for values in zip(*columns, strict=True))
         rows = [row for row in rows if all(isinstance(row[name], int) for name in integers)]
-        rows.sort(key=lambda row: [(row[name] is not None, row[name]) for name in order])
+        rows.sort(key=lambda row: [(row[name] is not None, row[name]) for name in order])  # NULL comes first
         found = [tuple(row[name] for name in (*integers, *others)) for row in rows]
         return list(dict.fromkeys(found)) if distinct else found
 
@@ -84,6 +89,7 @@ class TableFolder(ExportTables):
         text: str | None = None,
         only: Only | None = None,  # noqa: ARG002 - a column of these files has one type in all rows
     ) -> Iterator[Mapping[str, Any]]:
+        """Yield a table in batches; arguments as in :class:`ExportTables`. All rows are read, not ``only`` some."""
         present = [(bit, name) for bit, name in enumerate(holds) if self.has_columns(table, name)]
         wanted = (*columns, *(name for _, name in present), *([text] if text else []))
         for batch in self._batches(table, tuple(dict.fromkeys(wanted))):
@@ -96,6 +102,7 @@ class TableFolder(ExportTables):
             yield found | ({text: batch[text]} if text else {})
 
     def _batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield columns of a table as ``pyarrow`` arrays by name, in batches of rows; see :func:`_plain`."""
         file = self._files[table]
         with _naming(file.path):
             for batch in file.read(file.path, columns):
@@ -105,7 +112,7 @@ class TableFolder(ExportTables):
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Let errors of ``pyarrow`` name the file."""
+    """Turn errors of ``pyarrow`` and of the system within a ``with`` block into a TraceError that names the file."""
     from pyarrow import ArrowException
 
     try:
@@ -116,7 +123,14 @@ def _naming(file: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _TableFile:
-    """One table: its columns of supported types, whether it holds rows, and how columns of it are read in batches."""
+    """The file of one table.
+
+    Attributes:
+        path: The file.
+        columns: Names of the columns that have supported types.
+        is_filled: Whether the table may hold rows.
+        read: Yields the given columns of the file in batches of rows.
+    """
 
     path: Path
     columns: tuple[str, ...]
@@ -125,6 +139,7 @@ class _TableFile:
 
 
 def _open(file: Path) -> _TableFile:
+    """Look at the file of a table, and return what it holds; TraceError if it cannot be read."""
     if file.exists() and not file.is_file():  # opening a pipe would wait for its writer
         raise TraceError(file, "not a regular file", HINT)
     with _naming(file):
@@ -135,6 +150,7 @@ def _open(file: Path) -> _TableFile:
 
 
 def _open_parquet(file: Path) -> _TableFile:
+    """Return what a Parquet file holds, by its metadata; TraceError if it claims more than it has room for."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(file) as opened:
@@ -147,6 +163,7 @@ def _open_parquet(file: Path) -> _TableFile:
 
 
 def _read_parquet(file: Path, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield columns of a Parquet file in batches of rows."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(file, read_dictionary=list(columns)) as opened:
@@ -154,6 +171,7 @@ def _read_parquet(file: Path, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def _open_arrow(file: Path) -> _TableFile:
+    """Return what a file with an Arrow stream holds; TraceError if it would uncompress to more than is plausible."""
     import pyarrow
 
     unpacked, is_filled = _survey(file)
@@ -165,7 +183,7 @@ def _open_arrow(file: Path) -> _TableFile:
 
 
 def _read_arrow(file: Path, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield the batches of a stream; refuse buffers that reach beyond the file."""
+    """Yield columns of an Arrow stream in batches of rows; raise an error if buffers reach beyond the file."""
     import pyarrow
 
     rows = 0
@@ -180,14 +198,18 @@ def _read_arrow(file: Path, columns: Sequence[str]) -> Iterator[Any]:
 
 
 _KINDS = {".parquet": _open_parquet, ".arrow": _open_arrow}
+"""What looks at a file, by its suffix."""
 _BYTES = {"string": "binary", "large_string": "large_binary"}
+"""Types of text in Arrow, and the types of bytes with the same layout, which need not be UTF-8."""
 
 
 def _survey(file: Path) -> tuple[int, bool]:
-    """Return the unpacked size of a stream's buffers, and whether it may hold rows; pyarrow checks neither beforehand.
+    """Return the uncompressed size of the buffers in an Arrow stream that are compressed, and whether it may hold rows.
 
-    Both are in its headers. A message is a FlatBuffers table and a body. The table of a batch tells its rows, where
-    each buffer lies in the body, and whether buffers are packed. A packed buffer begins with its unpacked length.
+    pyarrow checks neither before it takes the memory. Both are in the headers of the stream, which is a sequence of
+    messages. A message is 8 bytes (a mark and the length of its header), a header, which is a FlatBuffers table, and a
+    body. The header of a batch of rows tells the number of rows, where each buffer lies in the body, and whether
+    buffers are compressed. A compressed buffer begins with its uncompressed length.
     """
     total, has_rows = 0, False
     with file.open("rb") as source, suppress(*_DAMAGED):  # the reader reports damage
@@ -197,10 +219,13 @@ def _survey(file: Path) -> tuple[int, bool]:
                 return total, has_rows
             if mark != _CONTINUES or size < 0:
                 return total, True
+            # The fields of a message are its version (0), kind (1), header (2) and the length of its body (3).
             table, body = source.read(size), source.tell()
             (message,) = struct.unpack_from("<I", table)
             kind, length = (_field(table, message, number) for number in (1, 3))
             header = _follow_offset(table, _field(table, message, 2))
+            # The fields of a batch are its rows (0), nodes (1), buffers (2) and compression (3); a dictionary (the
+            # distinct texts) has a batch in its field 1.
             if kind and table[kind] == _RECORD_BATCH and (rows := _field(table, header, 0)):
                 has_rows |= struct.unpack_from("<q", table, rows)[0] != 0
             if kind and table[kind] == _DICTIONARY_BATCH:
@@ -213,6 +238,14 @@ def _survey(file: Path) -> tuple[int, bool]:
 
 
 def _unpacked_bytes(source: BinaryIO, body: int, table: bytes, buffers: int) -> int:
+    """Return the uncompressed size of the buffers of one batch.
+
+    Args:
+        source: The file.
+        body: Position of the body of the message in the file.
+        table: Header of the message.
+        buffers: Position in ``table`` of the list of buffers: their number, then offset and length of each.
+    """
     total = 0
     (count,) = struct.unpack_from("<I", table, buffers)
     for number in range(count):
@@ -224,7 +257,14 @@ def _unpacked_bytes(source: BinaryIO, body: int, table: bytes, buffers: int) -> 
 
 
 def _field(table: bytes, at: int, number: int) -> int:
-    """Return the position of a field of a FlatBuffers table, 0 if the field is absent."""
+    """Return the position of a field of a FlatBuffers table, 0 if the field is absent.
+
+    Args:
+        table: The bytes that hold the table.
+        at: Position of the table in them.
+        number: Number of the field.
+    """
+    # A table begins with the distance back to its list of fields: 4 bytes of sizes, then the offset of each field.
     fields = at - struct.unpack_from("<i", table, at)[0]
     if 4 + 2 * number >= struct.unpack_from("<H", table, fields)[0]:
         return 0
@@ -233,26 +273,32 @@ def _field(table: bytes, at: int, number: int) -> int:
 
 
 def _follow_offset(table: bytes, at: int) -> int:
+    """Return the position to which the offset at a position refers."""
     offset: int = struct.unpack_from("<I", table, at)[0]
     return at + offset
 
 
 _DAMAGED = (struct.error, ValueError, IndexError, OverflowError, OSError)
+"""Errors that a damaged header may cause."""
 _CONTINUES, _DICTIONARY_BATCH, _RECORD_BATCH = 0xFFFFFFFF, 2, 3
+"""The mark at the start of a message, and two kinds of messages."""
 
 
 def _refuse_too_many(file: Path, rows: int, columns: int) -> None:
+    """Raise TraceError if a file has too few bytes for its numbers of rows and columns to be true."""
     size = held_bytes(file)
     if rows > size or rows * columns > _MOST_VALUES_PER_BYTE * size:
         raise TraceError(file, f"{rows:,} rows in {size:,} bytes, which no capture has", HINT)
 
 
 def _refuse_too_large(file: Path, unpacked: int) -> None:
+    """Raise TraceError if a file has too few bytes to uncompress to ``unpacked`` bytes."""
     if unpacked > max(_LEAST_UNPACKED_BYTES, _MOST_UNPACKED_PER_BYTE * held_bytes(file)):
         raise TraceError(file, f"it unpacks to {unpacked:,} bytes, which no capture has", HINT)
 
 
 def _is_supported(kind: Any) -> bool:
+    """Return whether a column of this ``pyarrow`` type holds integers, floats or text, encoded or not."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -261,7 +307,7 @@ def _is_supported(kind: Any) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """Return a column of integers, floats or text; text may be held once and referred to."""
+    """Return a column as integers, floats or text; text may stay encoded as distinct texts and numbers of them."""
     from pyarrow import string, types
 
     if types.is_dictionary(column.type):
@@ -272,7 +318,10 @@ def _plain(column: Any) -> Any:
 
 
 def _integers(column: Any) -> Any:
-    """Return a column of integers, one without any value as such; others are left as they are, to be refused."""
+    """Return a column of integers; one without any value becomes a column of ``UNKNOWN``.
+
+    Other columns are returned as they are: who converts them to integers raises the error.
+    """
     import pyarrow
 
     if pyarrow.types.is_integer(column.type) or _is_valid(column).any():
@@ -281,14 +330,17 @@ def _integers(column: Any) -> Any:
 
 
 def _array_of(values: Ints) -> Any:
-    """Return integers as an array; ``pyarrow``'s own conversion imports pandas, which takes longer than reading."""
+    """Return integers as a ``pyarrow`` array that shares their memory.
+
+    ``pyarrow``'s own conversion imports pandas, which takes longer than reading.
+    """
     import pyarrow
 
     return pyarrow.Array.from_buffers(pyarrow.int64(), len(values), [None, pyarrow.py_buffer(values)])
 
 
 def _is_valid(column: Any) -> Mask:
-    """Mask of the values that are not NULL; SQLite holds NULL for what is no number."""
+    """Return a mask of the values that are not NULL. NaN counts as NULL, as in an export to SQLite."""
     import pyarrow
 
     if pyarrow.types.is_floating(column.type):
@@ -296,21 +348,27 @@ def _is_valid(column: Any) -> Mask:
     if column.null_count in (0, len(column)):
         return np.full(len(column), not column.null_count, np.bool_)
     rows = slice(column.offset, column.offset + len(column))
+    # Arrow's first buffer has a bit for each value.
     return np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")[rows].view(np.bool_)
 
 
 def _values(column: Any, rows: Mask) -> list[Any]:
-    """Return chosen values; equal texts that are held once are one object."""
+    """Return the values of the chosen rows of a ``pyarrow`` column, ``None`` for NULL.
+
+    Texts are strings, in which bytes that are no UTF-8 are replaced. Of an encoded column, equal texts are one object.
+    """
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
         held = [*_values(column.dictionary, np.ones(len(column.dictionary), np.bool_)), None]
-        return [held[number] for number in integer_array(column.indices)[rows].tolist()]  # the last one for UNKNOWN
+        # The number of NULL is UNKNOWN, -1, which selects the None at the end.
+        return [held[number] for number in integer_array(column.indices)[rows].tolist()]
     if pyarrow.types.is_string(column.type):
         texts = column.view(pyarrow.binary()).to_pylist()
         return [None if texts[row] is None else texts[row].decode(errors="replace") for row in np.flatnonzero(rows)]
     chosen = np.flatnonzero(rows)
-    if pyarrow.types.is_integer(column.type):  # SQLite has signed integers: of unsigned ones the same bits
+    # SQLite's integers are signed, so unsigned values are taken as signed ones with the same bits: by integer_array.
+    if pyarrow.types.is_integer(column.type):
         is_valid = _is_valid(column)[chosen].tolist()
         values = integer_array(column)[chosen].tolist()
         return [value if known else None for value, known in zip(values, is_valid, strict=True)]

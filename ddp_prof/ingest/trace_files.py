@@ -1,4 +1,4 @@
-"""The files that a trace is read from, and what tells whether they have changed."""
+"""Finds the files that a trace is read from, and tells whether they have changed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES, find_nsys, is_exported
 from ddp_prof.manifest import manifest_path
 
 _END_BYTES = 1 << 16
-"""So many bytes at both ends of a file tell its content."""
+"""Number of bytes at each end of a file that are hashed, to tell whether its content has changed."""
 _TICK_S = 0.05
-"""Times of files are this exact at least, on file systems of hosts that record."""
+"""The modification times of files are at least this exact on the file systems of machines that record traces."""
 
 
 def files_of(trace: Path) -> Iterator[Path]:
-    """Yield all files that belong to a trace, including files that would be read with it if they existed."""
+    """Yield the paths of all files that belong to a trace, even if they do not exist.
+
+    They are the trace, its manifest, the files of a folder of tables, and an SQLite export with its journals.
+    """
     yield from (trace, manifest_path(trace))
     if trace.is_dir():
         yield from trace.iterdir()
@@ -29,12 +32,13 @@ def files_of(trace: Path) -> Iterator[Path]:
 
 
 def file_state(path: Path) -> dict[str, Any]:
-    """Return what tells whether a trace's files have changed, by name; ``None`` for a file that is not there.
+    """Return the state of each file of a trace by path; two equal results mean that the trace has not changed.
 
-    Of a report without its export, the version of the nsys that would export it is a part.
+    The state of a file is its size, times, inode and a hash of its ends; ``None`` if it does not exist. For a report
+    without an export, the version of the nsys that would export it is an entry, too.
 
-    A file that was written a moment ago may be written again at what its file system calls the same time: so this waits
-    until it is not.
+    A file that was written a moment ago may be written again without a change of its modification time, because that
+    is not exact. In this case the function waits for 0.05 s and looks again.
     """
     files = dict.fromkeys(_files_read(path))
     found = {str(file): _state_of(file) for file in files}
@@ -49,6 +53,7 @@ def file_state(path: Path) -> dict[str, Any]:
 
 
 def _state_of(file: Path) -> dict[str, Any] | None:
+    """Return size, times, inode and a hash of the ends of a file; ``None`` if it cannot be read."""
     try:
         status = file.stat()
         digest = blake2b(digest_size=16)
@@ -64,7 +69,7 @@ def _state_of(file: Path) -> dict[str, Any] | None:
 
 
 def _files_read(path: Path) -> Iterator[Path]:
-    """Yield the files that a trace is read from, and those that would be read with it if they existed."""
+    """Yield the paths of all files that are read for a trace, or would be read if they existed."""
     yield from files_of(path)
     yield from files_of(path.resolve())  # a journal lies beside the file that a link leads to
     yield from (path.with_suffix(suffix) for suffix in REPORT_SUFFIXES)

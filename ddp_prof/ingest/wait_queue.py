@@ -1,7 +1,7 @@
-"""The order-of-launches rule for one stream that computes: which recorded operation each of its waits is for.
+"""Applies the order-of-launches rule to one stream that computes: finds the operation that each of its waits is for.
 
-The rule, and what contradicts it, are described in :mod:`.call_order`. Calls are given in their order; a *place* is the
-number of a call.
+:mod:`.call_order` describes the rule and what contradicts it. The methods are called in the order of the program's
+calls. A *place* is the number of a call; a *record* is a call that records the end of an operation.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 
 class Ask(NamedTuple):
-    """A wait whose record is to be found.
+    """A wait whose record is to be found. Waits and records are rows of the trace's synchronizations.
 
     Attributes:
-        not_before: Place of the last wait for its event: a new record of it comes later.
-        repeats: The stream's last wait for its event, if the host has not waited for the device since.
+        wait: The wait.
+        place: Place of the wait.
+        not_before: Place of the last earlier wait for the same event; the record of this wait must come after it.
+        repeats: The stream's last earlier wait for the same event, if the host has not waited for the device since.
     """
 
     wait: int
@@ -25,7 +27,7 @@ class Ask(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The record of an operation's end, and its place."""
+    """The record of an operation's end (a row of the synchronizations), and its place."""
 
     record: int
     place: int
@@ -33,16 +35,16 @@ class Recorded(NamedTuple):
 
 @dataclass
 class WaitQueue:
-    """What one stream has still to wait for.
+    """The operations of other streams that one stream, the *waiting stream*, has still to wait for.
 
     Attributes:
-        outstanding: By stream: the operations whose end was recorded, by the places of their launches.
-        taken: By stream: the place before which the stream has waited for all that was launched.
-        asked: Waits in a row, with no launch on the waiting stream between.
-        told: Waits since the last certain point.
-        is_lost: Whether something contradicted the rule while operations were outstanding; it tells nothing from then
-            on, until nothing is outstanding for certain.
-        found: The record of each wait that the rule tells; waits are taken out again if something contradicts it.
+        found: The record of each wait that the rule has found. If something contradicts the rule, waits are removed.
+        outstanding: By stream: its operations that are recorded and not waited for, by the places of their launches.
+        taken: By stream: the place before which all its launched operations have been waited for.
+        asked: Waits in a row whose records are still to be found, with no launch on the waiting stream in between.
+        told: Waits in ``found`` since the last point at which nothing was outstanding.
+        is_lost: Whether something contradicted the rule while operations were outstanding. Then the rule is not applied
+            until nothing is outstanding for certain.
     """
 
     found: dict[int, int]
@@ -54,19 +56,27 @@ class WaitQueue:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing is outstanding."""
         return not any(self.outstanding.values())
 
     def holds(self, stream: int, launch: int) -> bool:
+        """Return whether the operation that was launched on ``stream`` at the place ``launch`` is outstanding."""
         return launch in self.outstanding.get(stream, {})
 
     def record(self, stream: int, launch: int, record: Recorded) -> None:
-        """The end of what was launched on another stream was recorded; only the first record of it counts."""
+        """Note the record of an operation of another stream; only the first record of an operation counts.
+
+        Args:
+            stream: The other stream.
+            launch: Place of the operation's launch.
+            record: The record.
+        """
         if launch >= self.taken.get(stream, 0) and launch not in self.outstanding.get(stream, {}):
             self._answer()
             self.outstanding.setdefault(stream, {})[launch] = record
 
     def take(self, stream: int, place: int) -> None:
-        """The stream waits for what was launched on another one before a place, as is known."""
+        """Note a wait that is known to be for all operations launched on ``stream`` before ``place``."""
         self._answer()
         self.taken[stream] = max(place, self.taken.get(stream, 0))
         operations = self.outstanding.get(stream, {})
@@ -74,13 +84,18 @@ class WaitQueue:
         self._rest()
 
     def ask(self, ask: Ask, *, follows_launch: bool) -> None:
-        """The stream waits for something; ``follows_launch``: it got work since its last wait."""
+        """Note a wait whose record is to be found.
+
+        Args:
+            ask: The wait.
+            follows_launch: Whether the waiting stream got work since its last wait.
+        """
         if follows_launch:
             self._answer()
         self.asked.append(ask)
 
     def settle(self) -> None:
-        """Nothing is outstanding from now on, as the host has waited for all."""
+        """Note that nothing is outstanding any more, because the host has waited for the device or the trace ends."""
         self._answer()
         left = [record.place for operations in self.outstanding.values() for record in operations.values()]
         if self.told and left and min(left) < self.told[-1].place:
@@ -88,9 +103,13 @@ class WaitQueue:
         self.outstanding, self.told, self.is_lost = {}, [], False
 
     def _answer(self) -> None:
-        """Find the records of the waits in a row: all that is outstanding or, if it is of one stream, the oldest."""
+        """Find the records of the waits in ``asked``, and empty it.
+
+        The waits are for all outstanding operations, or if these are of one stream, for the oldest ones.
+        """
         if not self.asked:
             return
+        # All outstanding operations, in the order of their records.
         streams = [stream for stream, operations in self.outstanding.items() if operations]
         records = sorted(
             (record.place, stream, launch, record.record)
@@ -99,10 +118,11 @@ class WaitQueue:
         )
         asked, self.asked = self.asked, []
         again: list[Ask] = []
-        if len(asked) > len(records):  # the program waits for some once more
+        if len(asked) > len(records):  # some waits repeat earlier waits for the same event: set these apart
             known = {*self.found, *(ask.wait for ask in asked)}
             again = [ask for ask in asked if ask.repeats in known]
             asked = [ask for ask in asked if ask.repeats not in known]
+        # The rule tells the records only if there are as many waits, or fewer waits and a single stream.
         is_told = len(asked) == len(records) or (len(streams) == 1 and len(asked) < len(records))
         is_early = any(ask.not_before > place for ask, (place, *_) in zip(asked, records, strict=False))
         if self.is_lost or is_early or not is_told:
@@ -119,10 +139,12 @@ class WaitQueue:
         self._rest()
 
     def _rest(self) -> None:
+        """If nothing is outstanding, this point is certain: what was found before is not doubted any more."""
         if self.is_empty:
             self.told, self.is_lost = [], False
 
     def _doubt(self) -> None:
+        """Make the waits that were found since the last certain point unknown again."""
         for ask in self.told:
             del self.found[ask.wait]
         self.told = []
