@@ -1,4 +1,4 @@
-"""The command-line interface. A command is imported on first use; only here do errors become exit codes."""
+"""The command-line interface. A command's module is imported on first use; only here do errors become exit codes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ COMMANDS = {
 
 
 ACTIONABLE = (DdpProfError, OSError, MemoryError, RecursionError)
-"""Errors that a user can act on."""
+"""Errors that a user can act on: they are shown as one line, without a traceback."""
 
 
 def error_line(error: BaseException) -> str:
-    """Format an error as one line, with the name of the file if the system reports it."""
+    """Return an error as one line, with the name of the file if the system reports it."""
     words = str(error)
     if lacks_memory(error):
         words = f"there is not enough memory: {MORE_MEMORY}"
@@ -63,10 +63,12 @@ def error_line(error: BaseException) -> str:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """Turn a signal into the exception that Ctrl-C raises, with the signal's number as argument."""
     raise KeyboardInterrupt(number)
 
 
 def _is_path(argument: str) -> bool:
+    """Whether an argument is a trace: ``-`` (stdin), what looks like a path, or what exists."""
     if argument.startswith("-"):
         return argument == "-"
     looks_like_path = os.sep in argument or argument.endswith((".nsys-rep", ".qdrep", ".sqlite", ".json", ".gz"))
@@ -74,7 +76,7 @@ def _is_path(argument: str) -> bool:
 
 
 class Commands(click.Group):
-    """Imports the module of a command only when the command is used, so that ``--help`` is fast."""
+    """The program's group of commands. A command's module is imported on first use, so that ``--help`` is fast."""
 
     is_program = True
     """Whether this process is ``ddp-prof``, and not a program that runs a command, such as a test."""
@@ -91,6 +93,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return a command, with the options of verbosity; ``None`` for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
@@ -105,6 +108,7 @@ class Commands(click.Group):
         if not args and not ctx.resilient_parsing:
             say_lines(ctx.get_help())
             ctx.exit()
+        # The first word that is no option of verbosity.
         first = next((arg for arg in args if arg not in {"-q", "--quiet", "-v", "--verbose"}), "-")
         is_option = first.startswith("-") and first != "-"
         if not COMMANDS.keys() & set(args) and any(map(_is_path, args)) and (is_option or _is_path(first)):
@@ -122,7 +126,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command with the whole first sentence of its help; click would cut it."""
+        """Write each command with the whole first sentence of its help, which click would cut."""
         commands = [(name, command) for name in COMMANDS if (command := self.get_command(ctx, name))]
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(limit=500)) for name, command in commands])
@@ -134,6 +138,7 @@ class Commands(click.Group):
         command as Ctrl-C does, so that half-written files are removed. Where another program runs the command, the
         signal is for that program, too. A SIGHUP that nohup ignores stays ignored.
         """
+        # The handlers of both signals are replaced while the command runs. What nohup ignores is left alone.
         before = {
             number: signal.signal(number, _interrupt)
             for number in (signal.SIGTERM, signal.SIGHUP)

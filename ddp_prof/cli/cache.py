@@ -1,4 +1,4 @@
-"""``ddp-prof cache``."""
+"""The command ``ddp-prof cache``, which shows and clears what is kept of large traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddp_prof.ingest.cache_folder import CacheFolder
 
 DAMAGED = "(damaged)"
-"""Stands for the trace of a file that cannot be read."""
+"""The name shown for the trace of a file that cannot be read."""
 
 
 @click.command("cache", epilog="Example: ddp-prof cache --clear")
@@ -60,7 +60,10 @@ def _count(traces: int) -> str:
 
 
 def _describe(cache_folder: CacheFolder | None) -> dict[str, Any]:
-    """Return the cache's contents by trace, most recently used first; damaged files are listed as such."""
+    """Return what the cache holds, for JSON: its traces, most recently used first, with bytes and time of last use.
+
+    Files that cannot be read are listed together as ``DAMAGED``. Without a cache the list is empty.
+    """
     from ddp_prof.ingest.cache_folder import COLUMNS
     from ddp_prof.ingest.store import read_key
     from ddp_prof.runs.kept import read_key_of_result
@@ -69,7 +72,7 @@ def _describe(cache_folder: CacheFolder | None) -> dict[str, Any]:
     for file in cache_folder.files() if cache_folder else []:  # what was used last comes last
         key = (read_key if file.path.suffix == COLUMNS else read_key_of_result)(file.path)
         trace = key["path"] if key else DAMAGED
-        traces[trace] = (traces.pop(trace, (0, 0))[0] + file.bytes, file.used_ns)
+        traces[trace] = (traces.pop(trace, (0, 0))[0] + file.bytes, file.used_ns)  # now at the end
     return {
         "folder": str(cache_folder.folder) if cache_folder else None,
         "most_bytes": cache_folder.most_bytes() if cache_folder else 0,
@@ -82,4 +85,5 @@ def _describe(cache_folder: CacheFolder | None) -> dict[str, Any]:
 
 
 def _local_time(used_ns: int) -> str:
+    """Return a time since 1970 as date and time of the local time zone."""
     return datetime.fromtimestamp(used_ns / 1e9).astimezone().isoformat(sep=" ", timespec="seconds")

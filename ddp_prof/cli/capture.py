@@ -1,4 +1,4 @@
-"""``ddp-prof capture``."""
+"""The command ``ddp-prof capture``, which records a training program."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from ddp_prof.capture.job import Job
 
 NOTHING_RECORDED = 1
-"""Exit code of a program that ended well, but of which nothing was recorded that tells what it did."""
+"""Exit code if the program ended well, but nothing was recorded that tells what it did."""
 _LONGEST_STEPS = 40
+"""Most characters in the value of ``--steps`` or ``--every``."""
 WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
 
 
 def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the value of ``--steps`` unchanged, or raise an error unless it is ``FIRST:END`` or ``FIRST:``."""
     if value is None:
         return None
     first, colon, end = value.partition(":")
@@ -33,6 +35,7 @@ def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 def _read_every(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the value of ``--every`` as ``STEPS:COUNT``, with the default of COUNT if it is missing."""
     if value is None:
         return None
     every, _, count = value.partition(":")
@@ -107,7 +110,7 @@ def capture(
     try:
         export_reports(job, os.environ, WHY_NO_REPORT)
         files = job.traces
-        wanted = () if job.part else SUMMARY_ANSWER.measures  # all in one reading
+        wanted = () if job.part else SUMMARY_ANSWER.measures  # in the same reading
         load = Loader(LoadOptions(one_run=True), None, None, strict=True)
         runs = load.runs(files, "inventory", *wanted) if files else []
         for loss in find_losses(job, [content for run in runs for content in run.inventory()]):

@@ -1,4 +1,4 @@
-"""``ddp-prof check``."""
+"""The command ``ddp-prof check``, which checks runs against requirements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ NS_PER_MS = 1_000_000
 
 
 def _parse_share(_context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """Parse ``80%`` or ``0.8``. A regression of ``1`` is refused: most users would mean 1 % by it."""
+    """Return the share from 0 to 1 that ``80%`` or ``0.8`` means.
+
+    ``1`` is refused for --max-regression: it would allow twice the baseline, and most users would mean 1 %.
+    """
     if text is None:
         return None
     try:
@@ -40,6 +43,7 @@ def _parse_share(_context: click.Context, parameter: click.Parameter, text: str 
 
 
 def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> int | None:
+    """Return the nanoseconds of an option in milliseconds; ``None`` if it is not given."""
     if ms is None:
         return None
     if not 0 <= ms < math.inf:
@@ -48,6 +52,7 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
 
 
 _limit_option = partial(click.option, type=float, callback=_milliseconds_to_ns)
+"""An option that is a limit of time in ms; its value is in ns."""
 
 
 @click.command("check", cls=TraceCommand, example="--min-overlap 50% --max-tail-ms 40 traces/overlap.sqlite")
@@ -153,6 +158,7 @@ def check(
     checks: list[GateReport] = []
     causes: list[str] = []
     runs = load.runs(traces, "overlap", *(() if max_cost_ms is None else ("kernels",)))
+    # Judge each run; where it fails against the baseline, look for what changed.
     for run in runs:
         result = run.overlap()
         differences = (
@@ -168,6 +174,11 @@ def check(
 
 
 def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
+    """Read the run to compare with, which may be several files.
+
+    Raises:
+        click.BadParameter: The files are several runs.
+    """
     baseline, *more_baselines = load.runs(baselines, "overlap")
     if more_baselines:
         names = ", ".join(run.label for run in (baseline, *more_baselines))
@@ -177,6 +188,7 @@ def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
 
 
 def _show_verdicts(view: TableView, output: TableOptions, *, passed: bool) -> None:
+    """Print the verdicts; if a requirement is not met, set the exit code 3."""
     from ddp_prof.present.tables.check import check_summary
 
     if output.form == "markdown":
@@ -184,6 +196,6 @@ def _show_verdicts(view: TableView, output: TableOptions, *, passed: bool) -> No
     else:
         show(output, [view])
     if not passed:
-        if output.form in ("csv", "json"):  # the others print it
+        if output.form in ("csv", "json"):  # the other forms contain it
             say(view.title, err=True)
         click.get_current_context().meta[EXIT_CODE] = 3

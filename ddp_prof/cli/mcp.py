@@ -1,10 +1,10 @@
 """``ddp-prof mcp``: a server of the Model Context Protocol that answers an assistant's questions about traces.
 
-Each tool is named like a command and answers with the JSON that the command prints, so the figures are the same.
+Each tool has the name of a command and answers with the JSON that the command prints, so the figures are the same.
 Traces are only read. Stdout belongs to the protocol: the SDK keeps other output away from it.
 
-A process of its own answers, under a time limit: a regular expression from an assistant may need longer than the
-universe is old, and it stops only with its process.
+A separate process answers, under a time limit: a regular expression from an assistant may need longer than the universe
+is old, and only the end of the process stops it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 ONE_BY_ONE = Lock()
-"""The SDK calls tools in threads; two large traces at once may not fit into the memory."""
+"""Held while a tool answers: the SDK calls tools in threads, and two large traces at once may not fit into memory."""
 
 LEAST_S, BYTES_PER_SECOND = 60, 1_000_000
-"""Time limit for an answer: a constant plus the bytes of its traces at a tenth of the speed of a slow machine."""
+"""Time limit for an answer: ``LEAST_S`` seconds, and a second more for each ``BYTES_PER_SECOND`` bytes of its traces.
+
+That is a tenth of the speed of a slow machine.
+"""
 
 INSTRUCTIONS = """\
 Reads traces of data-parallel training (Nsight Systems, torch.profiler): how much communication is exposed, whether \
@@ -63,9 +66,9 @@ answer is cut and named in 'cut': part=NAME and first=NUMBER return its entries 
 LONGEST = 24_000
 """Most characters in an answer, so that it fits beside the rest of an assistant's context."""
 MOST_ENTRIES = (1000, 500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
-"""Lengths to which lists are cut; the first one is taken that makes the answer short enough."""
+"""Lengths to which lists are cut; the first length that makes the answer short enough is taken."""
 LEAST_WORDS = 20
-"""Lists of text, such as warnings, keep at least this many entries."""
+"""Lists of texts, such as warnings, keep at least this many entries."""
 
 
 @click.command("mcp")
@@ -95,16 +98,17 @@ def mcp() -> None:
 
 
 def questions() -> dict[str, TraceCommand]:
-    """The commands that answer with tables of traces, by name."""
+    """Return the commands that answer with tables of traces, by name."""
     commands = {name: getattr(import_module(module), name) for name, module in COMMANDS.items() if module in TABLES}
     return {name: command for name, command in commands.items() if getattr(command, "answer", None)}
 
 
 TABLES = ("ddp_prof.cli.tables", "ddp_prof.cli.whatif")
+"""Modules whose commands answer questions."""
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    """End at once, because the thread that reads stdin would wait for another line; remove temporary files."""
+    """End the server at once and remove temporary files; the thread that reads stdin would wait for another line."""
     try:
         ANSWERS.end()
         atexit._run_exitfuncs()
@@ -113,6 +117,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _make_tool(name: str) -> Callable[..., str]:
+    """Return the function of a tool: it takes the arguments that an assistant gives, and returns JSON."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     def ask(
@@ -122,6 +127,7 @@ def _make_tool(name: str) -> Callable[..., str]:
         part: str | None = None,
         first: int = 0,
     ) -> str:
+        # Answers a question; ARGUMENTS describes the parameters to the assistant.
         question = Question(name, tuple(traces), LoadOptions(step_range, backward_range), part, max(0, first))
         try:
             with ONE_BY_ONE:
@@ -133,7 +139,16 @@ def _make_tool(name: str) -> Callable[..., str]:
 
 
 class Question(NamedTuple):
-    """What an assistant asks: the command, its traces, and which part of a long list it wants."""
+    """What an assistant asks.
+
+    Attributes:
+        name: The command.
+        traces: Files and folders.
+        options: How the traces are read.
+        part: Name of a list in the answer, of which only entries from ``first`` on are wanted; ``None`` for the whole
+            answer.
+        first: Number of the first entry that is wanted.
+    """
 
     name: str
     traces: tuple[str, ...]
@@ -143,19 +158,25 @@ class Question(NamedTuple):
 
 
 class Answers:
-    """A process that answers questions one after the other; one that takes too long ends with it.
+    """A process that answers questions one after the other; if an answer takes too long, the process is killed.
 
-    The process starts with the first question. Its temporary files lie in a folder of this process, which removes them.
+    The process starts with the first question. Its temporary files are in a folder that the server's own process
+    removes.
     """
 
     def __init__(self) -> None:
+        """Start nothing yet: the process, its connection and its folder are made for the first question."""
         self._process: BaseProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._folder: TemporaryDirectory[str] | None = None
         self._starting = Lock()
 
     def ask(self, question: Question) -> str:
-        """Return the answer as JSON; raise DdpProfError if there is none, or none in time."""
+        """Return the answer as JSON.
+
+        Raises:
+            DdpProfError: There is no answer, or none in time.
+        """
         limit_s = LEAST_S + _bytes_of(question.traces) / BYTES_PER_SECOND
         if self._process is None or not self._process.is_alive():
             self._start()
@@ -187,14 +208,16 @@ class Answers:
         self._process = self._connection = self._folder = None
 
     def end(self) -> None:
-        """As :meth:`close`, for the signal handler of the main thread, which starts no process itself.
+        """End the process as :meth:`close` does; for the signal handler, which runs in the main thread.
 
-        Another thread may be about to start one: a half-started process could not be killed, and would live on.
+        It waits until no other thread is starting a process: a half-started process could not be killed, and would live
+        on.
         """
         with self._starting:
             self.close()
 
     def _start(self) -> None:
+        """Start the process, and before that end the last one."""
         with self._starting:
             self.close()
             context = get_context("spawn")
@@ -210,17 +233,27 @@ ANSWERS = Answers()
 
 
 def _serve_answers(connection: Connection[Any, Any], folder: str) -> None:
-    """Answer questions until the server ends; stdout and stdin belong to the server's protocol."""
+    """Answer questions until the server ends; the body of the process.
+
+    Stdin and stdout belong to the server's protocol, so this process reads from nowhere and prints to stderr.
+
+    Args:
+        connection: Receives a question with its time limit in seconds; sends whether there is an answer, and the answer
+            or the error.
+        folder: The folder for temporary files.
+    """
+    # Descriptors: 0 is stdin, 1 stdout, 2 stderr.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     tempfile.tempdir = folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # These end the process; SIGALRM is the signal of the timer below.
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     with suppress(EOFError):
         while True:
             question, limit_s = connection.recv()
-            # Should the server have been killed meanwhile, the system ends this process after the limit.
+            # If the server is killed meanwhile, this timer ends the process.
             signal.setitimer(signal.ITIMER_REAL, 2 * limit_s)
             try:
                 answer = _answer(question.name, list(question.traces), question.options)
@@ -234,7 +267,7 @@ def _serve_answers(connection: Connection[Any, Any], folder: str) -> None:
 
 
 def _bytes_of(traces: Iterable[str]) -> int:
-    """Return how many bytes the files of these traces and folders hold."""
+    """Return how many bytes the files in these traces and folders hold; what cannot be read counts as 0."""
     total = 0
     for trace in map(Path, traces):
         with suppress(OSError):
@@ -244,7 +277,13 @@ def _bytes_of(traces: Iterable[str]) -> int:
 
 
 def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any]:
-    """Return the command's JSON documents, one per run, and the notes below its table."""
+    """Return the command's JSON documents, one per run, and the notes below its tables.
+
+    Args:
+        name: The command.
+        traces: Files and folders.
+        options: How they are read.
+    """
     files = find_files(traces)
     for file in files:
         refuse_to_export(file)
@@ -261,7 +300,14 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
 
 
 def _shorten_answer(answer: dict[str, Any], part: str | None, first: int) -> str:
-    """Return the answer, or the list named ``part`` from entry ``first`` on, as JSON whose long lists are cut."""
+    """Return the answer as JSON whose long lists are cut so that it has at most ``LONGEST`` characters.
+
+    Args:
+        answer: The answer.
+        part: Name of a list in it; then only this list is returned.
+        first: Number of the first entry of that list to return.
+    """
+    # A copy with plain lists and dictionaries.
     whole = json.loads(json.dumps(answer, allow_nan=False))
     if part is not None:
         whole = {"command": whole["command"], part: _find_list(whole, part)[first:]}
@@ -277,6 +323,11 @@ def _shorten_answer(answer: dict[str, Any], part: str | None, first: int) -> str
 
 
 def _find_list(whole: Any, part: str) -> list[Any]:
+    """Return the list with a name such as ``documents/0/ranks`` in an answer.
+
+    Raises:
+        DdpProfError: There is no such list.
+    """
     try:
         for key in part.split("/"):
             whole = whole[int(key) if isinstance(whole, list) else key]
@@ -288,9 +339,14 @@ def _find_list(whole: Any, part: str) -> list[Any]:
 
 
 def _shorten_lists(value: Any, name: str, most: int, cut: dict[str, str], first: int = 0) -> Any:
-    """Cut lists in ``value`` to ``most`` entries; write to ``cut``, for each longer list, which entries are left.
+    """Return ``value`` with each list in it cut to ``most`` entries.
 
-    ``first`` is the number of the first entry of ``value``, if that is a list.
+    Args:
+        value: A part of an answer.
+        name: Its name, such as ``documents/0``.
+        most: Most entries of a list; a list of texts keeps at least ``LEAST_WORDS``.
+        cut: Gets, for the name of each list that is cut, which of its entries are left.
+        first: Number of the first entry of ``value``, if that is a list.
     """
     if isinstance(value, dict):
         return {key: _shorten_lists(each, f"{name}/{key}", most, cut) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""``ddp-prof monitor``."""
+"""The command ``ddp-prof monitor``, which shows the log of a job's monitor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def monitor(log: Path, page: Path | None, output: TableOptions) -> None:
 
 
 def logs_among(traces: Sequence[Path]) -> list[Path]:
-    """Return the logs of monitors among the arguments of a command, which takes either these or traces."""
+    """Return the logs of monitors among the arguments of a command that takes either logs or traces.
+
+    Raises:
+        click.UsageError: There are both.
+    """
     logs = [trace for trace in traces if trace.suffix == ".jsonl"]
     if logs and len(logs) < len(traces):
         raise click.UsageError(f"{logs[0]} is the log of a monitor, and the others are traces: give one kind")
@@ -43,7 +47,16 @@ def logs_among(traces: Sequence[Path]) -> list[Path]:
 
 
 def check_logs(logs: Sequence[Path], limits: Mapping[str, float | None], output: TableOptions) -> bool:
-    """Judge each measurement of logs; return whether all limits are met."""
+    """Judge each measurement in the logs and print the verdicts; return whether all limits are met.
+
+    Args:
+        logs: The logs.
+        limits: The limits by name; ``None`` for a limit that is not asked for.
+        output: How to print.
+
+    Raises:
+        click.UsageError: No limit is asked for.
+    """
     from ddp_prof.monitor.gate import check_log
     from ddp_prof.monitor.log import load_log
 
@@ -59,6 +72,7 @@ def check_logs(logs: Sequence[Path], limits: Mapping[str, float | None], output:
 
 
 def show_logs_compared(logs: Sequence[Path], output: TableOptions) -> None:
+    """Print a comparison of the jobs of several logs, by the medians over their measurements."""
     from ddp_prof.monitor.gate import compare_logs
     from ddp_prof.monitor.log import load_log
 

@@ -1,4 +1,4 @@
-"""What the commands share: the options for reading traces and for tables, and the form of the help."""
+"""What the commands have in common: the options for reading traces and for tables, and the form of the help."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
 
 INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C ended, by the convention of shells."""
+"""Exit code after Ctrl-C, by the convention of shells."""
 
 _GENERAL = frozenset({"--quiet", "--verbose", "--help", "--help-all"})
+"""Options that the help lists as general."""
 _RARE = frozenset({"--separate", "--one-run", "--jobs", "--scheduler", "--strict", "--no-cache"})
-"""Options that --help leaves to --help-all."""
+"""Options that only --help-all shows."""
 _SHOWS_ALL = "ddp_prof.help_all"
+"""Key in the ``meta`` of click's context: whether the help shows all options."""
 
 
 class TraceCommand(click.Command):
-    """A command with shared options, which its help lists after its own.
+    """A command with options that several commands have; its help lists these after its own options.
 
     The function is called with its own options and
 
     - if it reads traces: ``traces``, the paths, and ``load``, a :class:`Loader`;
     - if it prints tables: ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
 
-    ``example`` is what follows ``ddp-prof NAME`` in the example of the help. ``answer`` says what the command measures
-    and shows; ``ddp-prof mcp`` gives the same answer.
+    ``params`` are the command's own options. ``example`` is what follows ``ddp-prof NAME`` in the example of the help.
+    ``answer`` is what the command measures and shows, if it only prints tables of traces; ``ddp-prof mcp`` then gives
+    the same answer.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class TraceCommand(click.Command):
         prints_tables: bool = True,
         **attributes: Any,
     ) -> None:
+        """Add the common options to ``params``; ``attributes`` are further arguments of ``click.Command``."""
         params += _TABLE_OPTIONS if prints_tables else ()
         if reads_traces:
             params = [_TRACES, *params, *_READING_OPTIONS, _HELP_ALL]
@@ -61,6 +65,7 @@ class TraceCommand(click.Command):
         self.reads_traces, self.prints_tables, self.answer = reads_traces, prints_tables, answer
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Replace the values of the common options by ``load`` and ``output``, and call the function."""
         values = ctx.params
         if self.reads_traces:
             if values["one_run"] and values["separate"]:
@@ -74,6 +79,7 @@ class TraceCommand(click.Command):
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of the help in three groups, without the rare ones unless ``--help-all`` asks for these."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], "How traces are read": [], "General": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -89,12 +95,13 @@ class TraceCommand(click.Command):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command measures, and the tables that it makes of that.
+    """What a command measures, and the tables that it makes from that.
 
     Attributes:
-        measures: Names in ``runs.report.MEASURES``, and of what :mod:`ddp_prof.runs.run` makes of these.
-        views: Makes the tables of runs; of its other arguments, which are options of the command, it has the defaults.
-        for_json: What only the JSON document needs besides.
+        measures: What to measure: names in ``runs.report.MEASURES``, or of results that :mod:`ddp_prof.runs.run` makes
+            from these.
+        views: Makes the tables of some runs. Its other arguments are options of the command, and all have defaults.
+        for_json: What to measure in addition for the JSON document.
     """
 
     measures: Sequence[str]
@@ -107,7 +114,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Loader:
-    """Reads the traces of a command. If ``strict``, a trace that cannot be read ends the command."""
+    """Reads the traces of a command.
+
+    Attributes:
+        options: How traces are read.
+        jobs: Number of processes that read; ``None`` for the default.
+        scheduler: Address or file of a Dask scheduler whose workers read; ``None`` for processes of this machine.
+        strict: Whether a trace that cannot be read ends the command; otherwise it is left out with a warning.
+        answer: What the command measures; ``None`` if it says so itself.
+    """
 
     options: LoadOptions
     jobs: int | None
@@ -116,12 +131,18 @@ class Loader:
     answer: Answer | None = None
 
     def runs_for(self, traces: Sequence[Path], output: TableOptions, **reading: Any) -> list[Run]:
-        """Read the runs, and measure what the command's answer needs."""
+        """Read the runs and measure what the command's answer needs; ``reading`` as in :meth:`runs`."""
         assert self.answer is not None
         return self.runs(traces, *self.answer.measures_for(as_json=output.form == "json"), **reading)
 
     def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
-        """Read and measure the runs; ``reading`` are fields of ``LoadOptions`` that the command sets."""
+        """Read the runs and measure them.
+
+        Args:
+            traces: Files and folders.
+            measures: What to measure, as in :class:`Answer`.
+            reading: Fields of ``LoadOptions`` that the command sets itself.
+        """
         from ddp_prof.ingest.trace_files import files_of
         from ddp_prof.runs import find_files, load_runs
         from ddp_prof.runs.workers import Workers
@@ -137,30 +158,33 @@ class Loader:
 
 
 _M_ARENA_MAX = -8
-"""Parameter of glibc's ``mallopt``."""
+"""Number of the parameter of glibc's ``mallopt`` that limits the number of heaps."""
 
 
 def share_one_heap() -> None:
     """Let all threads of this program, and Arrow, take memory from one heap.
 
-    By default glibc has a heap per thread, and Arrow one of its own. None of them uses what another has freed: reading
-    an export by several threads took a fifth more memory, and no less time. Other C libraries are left as they are.
+    By default glibc has a heap for each thread, and Arrow a heap of its own. Memory that is free in one heap is of no
+    use to the others: reading an export by several threads took a fifth more memory, and no less time. Other C
+    libraries are left as they are.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if sys.platform == "linux":
         import ctypes
 
         with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # one heap
 
 
 def _warn_left_out(error: TraceError) -> None:
+    """Print a warning about a trace that is left out; after Ctrl-C also set the exit code."""
     say(f"warning: left out: {error}", err=True)
     if isinstance(error, InterruptedReadingError):
         click.get_current_context().meta[EXIT_CODE] = INTERRUPTED
 
 
 def _check_regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """Return the value of an option, or raise an error if a pattern in it is no regular expression."""
     try:
         for pattern in (value,) if isinstance(value, str) else value or ():
             re.compile(pattern)
@@ -170,16 +194,23 @@ def _check_regular_expression(_context: click.Context, _parameter: click.Paramet
 
 
 _CHUNK = 1 << 20
+"""Bytes that are read from stdin at once."""
 
 
 def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Replace ``-`` among the traces by a temporary file with the content of stdin, which may never end."""
+    """Replace ``-`` among the traces by a temporary file with the content of stdin.
+
+    The content may take half of the free disk, because stdin may never end.
+
+    Raises:
+        TraceError: The content is larger.
+    """
     if PIPE not in traces:
         return traces
     file = Path(context.with_resource(tempfile.TemporaryDirectory(prefix="ddp_prof."))) / "stdin"
     left = most = shutil.disk_usage(file.parent).free // 2
     with file.open("wb") as target:
-        while chunk := sys.stdin.buffer.read(min(left, _CHUNK) + 1):
+        while chunk := sys.stdin.buffer.read(min(left, _CHUNK) + 1):  # + 1: a byte too many
             if len(chunk) > left:
                 reason = f"it sends more than {most:,} bytes, which is half of the room for temporary files"
                 raise TraceError(PIPE, reason, "write it into a file, and give that, or set TMPDIR to a larger disk")
@@ -189,7 +220,7 @@ def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tup
 
 
 def _parse_columns(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """Parse ``rank,step_ms`` as keys; ``step ms``, as in a heading, is ``step_ms``."""
+    """Return the keys in ``rank,step_ms``; a heading such as ``step ms`` means ``step_ms``."""
     return tuple("_".join(key.split()) for key in (text or "").split(",") if key.strip())
 
 
@@ -220,6 +251,7 @@ _TABLE_OPTIONS = (
 
 
 def _show_all_help(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    """Print the help with all options and exit; the callback of ``--help-all``."""
     if value:
         context.meta[_SHOWS_ALL] = True
         say_lines(context.get_help())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddp_prof.runs.run import Run
 
 SECONDS_TO_TELL = 15
-"""Remaining time of the pages above which a note says how long they take."""
+"""A note says how long the pages take if more than this many seconds remain."""
 
 
 @click.command(
@@ -72,6 +72,7 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path, one_file: Path 
 
 
 def _write_one_file(runs: list[Run], path: Path) -> None:
+    """Write the report of the runs as one file, with the study and the screenshots that belong to them."""
     from ddp_prof.benchmark.study import picture_folders, study_of
     from ddp_prof.benchmark.turns import load_turns
     from ddp_prof.present.html.one_file import find_screenshots, write_one_file
@@ -85,18 +86,27 @@ def _write_one_file(runs: list[Run], path: Path) -> None:
 
 
 class _Progress:
-    """Prints the index's path when it is written, then the progress of the pages and the remaining time."""
+    """Prints the path of the index when it is written, then shows the progress of the pages.
+
+    A note tells the remaining time if it is long.
+
+    Args:
+        folder: The folder of the report.
+        show: Shows the progress; see ``terminal.progress``.
+    """
 
     def __init__(self, folder: Path, show: Callable[[str, int, int], None]) -> None:
         self.folder, self.show, self.first_at, self.has_note = folder, show, 0.0, False
 
     def __call__(self, done: int, total: int) -> None:
+        """Report that ``done`` of ``total`` runs have their pages; 0 means that the index is written."""
         if not done:
             say(self.folder / "index.html")
         self.show("pages" if done < total else "pictures", done, total)
         if done < 2:  # the time before the first pages is mostly the start of the workers
             self.first_at = monotonic()
             return
+        # The mean time of a run's pages since the first pages, times the remaining runs.
         left_s = (monotonic() - self.first_at) / (done - 1) * (total - done)
         if left_s >= SECONDS_TO_TELL and not self.has_note:
             self.has_note = True
@@ -106,9 +116,11 @@ class _Progress:
 
 _MOST_STEPS = 1_000_000
 _MOST_DIGITS = 18
+"""Limits of ``--steps``: the steps of a range, and the digits of a number."""
 
 
 def _is_number(text: str) -> bool:
+    """Whether a text is a natural number that is not too long."""
     return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
@@ -117,7 +129,7 @@ def _shorten(text: str) -> str:
 
 
 def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
-    """Parse ``3-5,8`` as the numbers 3, 4, 5, 8."""
+    """Return the numbers that ``--steps`` means: 3, 4, 5, 8 for ``3-5,8``; ``None`` if it is not given."""
     if value is None:
         return None
     numbers: list[int] = []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
+    """Return the short answer about one run, or the table of several runs; ``whole`` as in ``summary_view``."""
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.tables.summary import SummarizedRun, summary_view
 
@@ -39,8 +40,8 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
     return [summary_view(summarized, whole=whole)]
 
 
-# The doctor needs all events at once.
 SUMMARY_ANSWER = Answer(SUMMARY_RESULTS, summary_views)
+"""What the summary of runs measures and shows; ``ddp-prof capture`` prints it, too."""
 
 
 @click.command("summary", cls=TraceCommand, answer=SUMMARY_ANSWER, example="traces/overlap.sqlite")
@@ -54,6 +55,7 @@ def summary(traces: tuple[Path, ...], load: Loader, whole: bool, output: TableOp
 
 
 def _info_views(runs: list[Run]) -> list[TableView]:
+    """Return the contents of each trace."""
     from ddp_prof.present.tables.info import info_view
 
     return [info_view(file) for run in runs for file in run.inventory()]
@@ -66,6 +68,7 @@ def info(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
 
 
 def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:
+    """Return the overlap of each run, by rank or by step; with costs if kernels were measured, as for JSON."""
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.tables.overlap import overlap_view
@@ -99,17 +102,19 @@ def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     """
     runs = load.runs_for(traces, output)
     for run in runs:
-        run.drop_events()  # all is measured, and what JSON compares of kernels takes as much memory again
+        run.drop_events()  # all is measured; JSON compares kernels, which takes as much memory again
     show(output, _overlap_views(runs, by_step=steps))
 
 
 def _collectives_views(runs: list[Run], by: str | None = None) -> list[TableView]:
+    """Return the collectives of each run; ``by`` says what a row stands for, see ``collectives_view``."""
     from ddp_prof.present.tables.collectives import collectives_view
 
     return [collectives_view(run.analysis(), run.collectives(), _main_cause(run), by) for run in runs]
 
 
 def _main_cause(run: Run) -> Headline:
+    """Return the main cause of exposed time as a headline."""
     from ddp_prof.present.headlines import root_cause_headline
 
     collectives = run.collectives()
@@ -156,6 +161,11 @@ def collectives(
 
 
 def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) -> None:
+    """Draw the collectives of a step (``None``: of the typical one) as a page, a picture, or both.
+
+    Raises:
+        TraceError: Nothing communicates in the step.
+    """
     from ddp_prof.analyze.collectives.straggler import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.html.page import write_figure
@@ -171,11 +181,13 @@ def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) 
 
 
 def _refuse_to_draw_several(runs: list[Run], page: Path | None, png: Path | None) -> None:
+    """Raise an error if a page or a picture is asked for and there are several runs."""
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: pass the traces of a single one")
 
 
 def _critical_views(runs: list[Run]) -> list[TableView]:
+    """Return the critical paths of each run."""
     from ddp_prof.present.tables.critical import critical_view
 
     return [critical_view(run.analysis(), run.critical()) for run in runs]
@@ -199,6 +211,7 @@ def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> No
 
 
 def _doctor_views(runs: list[Run]) -> list[TableView]:
+    """Return the findings of each run."""
     from ddp_prof.present.tables.doctor import doctor_view
 
     return [doctor_view(run.analysis(), run.doctor()) for run in runs]
@@ -217,6 +230,7 @@ def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None
 
 
 def _skew_views(runs: list[Run]) -> list[TableView]:
+    """Return the skew of each run."""
     from ddp_prof.present.tables.skew import skew_view
 
     return [skew_view(run.analysis(), run.skew()) for run in runs]
@@ -244,9 +258,17 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
 
 
 _KERNEL_TABLES = ("kernels", "hidden", "idle")
+"""The tables of ``kernels``, by the names of ``kernels_views``."""
 
 
 def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: int = 0) -> list[TableView]:
+    """Return some of the tables of kernels for each run.
+
+    Args:
+        runs: The runs.
+        names: Names in ``_KERNEL_TABLES``.
+        top: Number of kernels to show; 0 for all.
+    """
     from ddp_prof.present.tables.kernels import kernels_views
 
     tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
@@ -281,7 +303,10 @@ def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
 
 
 def comparison_views(runs: list[Run], output: TableOptions | None = None) -> list[TableView]:
-    """Return the tables of ``compare``: the runs and, where ``output`` has room, the changes between two."""
+    """Return the tables of ``compare``: the comparison, and for two runs of one variant what changed between them.
+
+    The second table is shown as text only. Without ``output`` there is only the first.
+    """
     parts = _changed_parts(runs)
     view = _comparison_view(runs, compare_steps(runs), parts, _compared(runs))
     return _with_changes(view, runs, parts, output)
@@ -337,6 +362,7 @@ def compare(
 
 
 def _compared(runs: list[Run]) -> Sequence[VariantSummary]:
+    """Return the figures of each run, with its speed-up over the baseline."""
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.benchmark.turns import load_turns
 
@@ -346,6 +372,14 @@ def _compared(runs: list[Run]) -> Sequence[VariantSummary]:
 def _comparison_view(
     runs: list[Run], changes: Waterfall, parts: Sequence[PartChange], summaries: Sequence[VariantSummary]
 ) -> TableView:
+    """Return the table with a row for each run.
+
+    Args:
+        runs: The runs.
+        changes: How the mean step changes from run to run.
+        parts: What changed between two runs of one variant; may be empty.
+        summaries: The figures of each run.
+    """
     from ddp_prof.present.tables.compare import compare_view
 
     return compare_view([run.overlap() for run in runs], summaries, changes, parts, [run.cost() for run in runs])
@@ -354,17 +388,19 @@ def _comparison_view(
 def _with_changes(
     view: TableView, runs: Sequence[Run], parts: Sequence[PartChange], output: TableOptions | None
 ) -> list[TableView]:
+    """Return the comparison, and after it the table of what changed if there is one and ``output`` shows it."""
     # CSV and Markdown have the rows of the comparison only; the JSON document holds the changes, too.
     shows_changes = parts and output and output.form == "table" and not output.columns
     return [view, *([_changes_view(runs, parts)] if shows_changes else [])]
 
 
 def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
-    """Return the changes between two runs of one variant; empty for other runs."""
+    """Return what changed between two runs of one variant; empty for other runs."""
     return changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
+    """Return the table of what changed between two runs."""
     from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text
 
     title = f"from {runs[0].label} to {runs[1].label}, mean step: {changed_text(parts)}"

@@ -20,7 +20,7 @@ from ddp_prof.errors import TraceError, printable, printable_lines
 from ddp_prof.manifest import SUFFIX
 
 PIPE = Path("-")
-"""As a trace it means stdin, as an output stdout."""
+"""As a trace this stands for stdin, as an output for stdout."""
 
 
 class Output(click.Path):
@@ -28,17 +28,21 @@ class Output(click.Path):
 
     Args:
         kind: ``file``, ``folder``, or ``pipe`` (a file or stdout).
-        suffix: How the name must end, since it decides what is written; empty for any.
+        suffix: How the name must end, because the ending decides what is written; empty for any name.
     """
 
     def __init__(self, kind: str = "file", suffix: str = "") -> None:
+        """Accept a folder, a file, or a file and ``-`` for stdout, by the kind."""
         self.suffix = suffix
         super().__init__(
             dir_okay=kind == "folder", file_okay=kind != "folder", allow_dash=kind == "pipe", path_type=Path
         )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path. A manifest's name is refused: readers would take the file for a run's manifest."""
+        """Return the path.
+
+        Refuse the name of a manifest: readers would take the file for the manifest of a run.
+        """
         path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]
         if path.suffix.lower() != self.suffix and self.suffix:
             self.fail(f"{printable(str(path))} does not end in {self.suffix}", param, ctx)
@@ -48,9 +52,13 @@ class Output(click.Path):
 
 
 def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
-    """Refuse to write to these files while the command runs.
+    """Refuse to write to these files, the inputs, while the command runs.
 
-    Output options and ``also_written`` are checked at once, other outputs (files in a folder) when they are written.
+    The paths of output options, and ``also_written``, are checked at once; other outputs (files in a folder) when they
+    are written.
+
+    Raises:
+        click.UsageError: An output would replace an input.
     """
     context = click.get_current_context()
     context.with_resource(protect_files(files))
@@ -64,6 +72,7 @@ def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
 
 
 def default_output(title: str, ending: str) -> Path:
+    """Return a file name made from a title and an ending."""
     from ddp_prof.present.text import plain_name
 
     return Path(plain_name(title).replace("/", "-") + ending)
@@ -73,7 +82,7 @@ def default_output(title: str, ending: str) -> Path:
 def open_output(output: Path) -> Iterator[Path]:
     """Yield the file to write; at the end print its path, or its content if ``output`` is ``PIPE``.
 
-    The path of a device or a pipe, such as ``/dev/stdout``, is not printed: what is written there is all that it gets.
+    The path of a device or a pipe, such as ``/dev/stdout``, is not printed, because the output itself goes there.
     """
     if output != PIPE:
         is_file = not is_stream(output)
@@ -89,12 +98,12 @@ def open_output(output: Path) -> Iterator[Path]:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print a line with control characters escaped: names of files, and names in traces, may hold any character."""
+    """Print a line, with control characters escaped: names of files, and names in traces, may contain any character."""
     click.echo(printable(str(text)), err=err)
 
 
 def say_lines(text: str) -> None:
-    """Print text of several lines; names in it have passed ``printable`` already, so they have no line breaks."""
+    """Print text of several lines; names in it must have passed ``printable``, so that they have no line breaks."""
     click.echo(printable_lines(text))
 
 
@@ -102,9 +111,10 @@ DELAY_S = 1.0
 """Seconds before the progress bar appears."""
 
 EXIT_CODE = "ddp_prof.exit_code"
-"""Key in click's context; holds an exit code other than 0 for a command that ran to its end."""
+"""Key in the ``meta`` of click's context. Its value is an exit code other than 0, for a command that ran to its end."""
 
 _QUIET = "ddp_prof.quiet"
+"""Key in the ``meta`` of click's context: whether ``--quiet`` is given."""
 
 
 def is_quiet() -> bool:
@@ -120,8 +130,8 @@ def print_note(text: str) -> None:
 def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function to call with the current part, the number of finished parts, and the number of all parts.
 
-    If stderr is a terminal and the work takes more than a second, a bar shows the progress; it moves to and fro if
-    there is one part only. ``what`` is the first part, shown without a call.
+    If stderr is a terminal and the work takes more than a second, a bar shows the progress. With a single part the bar
+    only moves to and fro. ``what`` is the first part, shown without a call.
     """
     if is_quiet() or not sys.stderr.isatty():
         yield lambda _what, _done, _total: None
@@ -139,6 +149,7 @@ def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None
 
     if what is not None:
         show(what, 0, 1)
+    # Short work ends before the timer starts the bar.
     timer = Timer(DELAY_S, bar.start)
     timer.start()
     try:
@@ -150,6 +161,7 @@ def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None
 
 
 def _set_verbosity(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Apply ``--quiet`` or ``--verbose`` until the command ends."""
     if not value:
         return
     log = logging.getLogger("ddp_prof")

@@ -1,4 +1,4 @@
-"""``ddp-prof tune``."""
+"""The command ``ddp-prof tune``, which tries other settings on a training program."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 
 class _TuneCommand(TraceCommand):
-    """Everything after ``--``, or from the first word that is no option on, is the program."""
+    """A command whose last argument is a program: all after ``--``, or from the first word that is no option."""
 
     ignore_unknown_options = True
     allow_interspersed_args = False
 
 
 def _read_share(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Return the share of a step that ``1%`` or ``0.5%`` means, as a number between 0 and 1."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%", value.strip())
     if not match or not 0 < float(match[1]) < 100:
         raise click.BadParameter("give a share of the step as in 1% or 0.5%")
@@ -110,6 +111,7 @@ def tune(
     from ddp_prof.tune.store import Store
     from ddp_prof.tune.tries import parse_tries
 
+    # Wrong usage is reported before anything runs.
     _refuse_what_is_not_measured(plan, dry_run)
     try:
         tries = parse_tries(asked)
@@ -136,6 +138,7 @@ def tune(
                     _show_nothing(candidates, page, output)
                     return
                 tries = candidates.tries
+            # Measure, or with --plan only say what measuring would take.
             session = _session(job, tries, Store(store, job, tries, Path.cwd()), limits, environ, progress)
             if plan:
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
@@ -154,11 +157,11 @@ _report = partial(say, err=True)
 
 
 def _leave_out(_text: str) -> None:
-    """What --quiet does with a note on progress."""
+    """Print nothing: what ``--quiet`` does with progress."""
 
 
 def _refuse_what_is_not_measured(plan: bool, dry_run: bool) -> None:
-    """Refuse options that show a measured result beside --plan or --dry-run, which have none, and both together."""
+    """Refuse options that show a measured result beside --plan or --dry-run, which have none; and both together."""
     if plan and dry_run:
         raise click.UsageError("--plan and --dry-run exclude each other")
     values = click.get_current_context().params
@@ -173,6 +176,7 @@ def _refuse_what_is_not_measured(plan: bool, dry_run: bool) -> None:
 
 
 def _say_command_lines(job: Program, tries: Sequence[Try]) -> None:
+    """Print the command line of each run: with today's settings, and with each try."""
     from ddp_prof.tune.tries import TODAY
 
     if not tries:
@@ -182,7 +186,7 @@ def _say_command_lines(job: Program, tries: Sequence[Try]) -> None:
 
 
 def _refuse_page(page: Path | None, store: Path) -> None:
-    """Refuse a page in place of the program or of the store: now, and not after minutes of runs."""
+    """Refuse to write the page over the program or over the store: now, not after minutes of runs."""
     from ddp_prof.atomic_file import refuse_protected
 
     if page:
@@ -193,6 +197,11 @@ def _refuse_page(page: Path | None, store: Path) -> None:
 
 @contextmanager
 def _hold_folder_of(store: Path) -> Iterator[None]:
+    """Return a context in which no other tuning writes into the folder of the store.
+
+    Raises:
+        WorkloadError: Another tuning writes there already.
+    """
     from ddp_prof.capture.processes import hold_folder
 
     def refuse() -> None:
@@ -206,7 +215,15 @@ def _hold_folder_of(store: Path) -> Iterator[None]:
 def _choose(
     job: Program, store: Path, environ: Mapping[str, str], worth: float, progress: Callable[[str], None]
 ) -> Candidates:
-    """Choose what to try by one capture, and say why, unless there is nothing."""
+    """Return the settings that one capture leaves worth trying, and print why, unless there are none.
+
+    Args:
+        job: The program.
+        store: The database of the runs.
+        environ: The environment of the program.
+        worth: A difference below this fraction of the step counts as none.
+        progress: Prints a line.
+    """
     from ddp_prof.tune.candidates import find_candidates
 
     progress("one capture shows what is worth trying (else: --try)")
@@ -219,6 +236,7 @@ def _choose(
 
 
 def _refuse_out_of_process(tries: Sequence[Try]) -> None:
+    """Raise an error if a try cannot be set between two steps of one run."""
     for tried in tries:
         if not tried.fits_in_process:
             raise click.UsageError(
@@ -235,6 +253,10 @@ def _session(
     environ: Mapping[str, str],
     progress: Callable[[str], None],
 ) -> Session:
+    """Return the session that runs the tries in turns.
+
+    Each try has runs of its own, or with ``--in-process`` blocks of steps of a run that all tries have in common.
+    """
     from ddp_prof.tune.session import BlocksSession, Session
 
     def measure(tried: Try, limit_s: int) -> Measured:
@@ -249,6 +271,7 @@ def _session(
 
 
 def _show_nothing(found: Candidates, page: Path | None, output: TableOptions) -> None:
+    """Print why nothing is worth trying; if a page was asked for, also that it is not written."""
     from ddp_prof.tune.report import nothing_view
 
     show(output, [nothing_view(found.reasons)])
@@ -259,7 +282,10 @@ def _show_nothing(found: Candidates, page: Path | None, output: TableOptions) ->
 def _explain(
     job: Program, best: Verdict, store: Path, environ: Mapping[str, str], progress: Callable[[str], None]
 ) -> Why | None:
-    """Capture today's settings and the best try; where that fails, the answer, which took longer, stands."""
+    """Capture the program with today's settings and with the best try; return the comparison.
+
+    ``None`` if that fails: the result of the tuning, which took longer, is shown all the same.
+    """
     from ddp_prof.tune.why import find_why
 
     progress(f"one capture of today's settings and of {best.tried.label} shows why")
@@ -271,6 +297,14 @@ def _explain(
 
 
 def _show(result: Tuning, because: Why | None, page: Path | None, output: TableOptions) -> None:
+    """Print the result of the tuning, and write the page.
+
+    Args:
+        result: The result.
+        because: The captures of today's settings and of the best try, compared; ``None`` if there are none.
+        page: The page to write; ``None`` for none.
+        output: How to print.
+    """
     from ddp_prof.cli.tables import comparison_views
     from ddp_prof.tune.page import write_tuning_page
     from ddp_prof.tune.report import tuning_view, why_view

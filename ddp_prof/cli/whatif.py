@@ -1,4 +1,4 @@
-"""``ddp-prof whatif``."""
+"""The command ``ddp-prof whatif``, which predicts what other settings would change."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def _read_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """Return the distinct positive numbers in ``1,5,25``; none if the option is not given."""
     numbers = []
     for word in (text or "").split(","):
         if not word.strip():
@@ -43,6 +44,14 @@ def _what_if_views(
     parameters: Sequence[int] | None = None,
     calibration: Run | None = None,
 ) -> list[TableView]:
+    """Return the predictions for each run.
+
+    Args:
+        runs: The runs.
+        questions: The changes to predict; if empty, the usual ones.
+        parameters: Bytes of each trained parameter; ``None`` if only the trace tells them.
+        calibration: Another capture of the same job, which hides more or less communication; ``None`` for none.
+    """
     from ddp_prof.present.tables.whatif import what_if_view
 
     return [what_if_view(run.overlap(), run.cost(), run.what_if(questions, parameters, calibration)) for run in runs]
@@ -110,11 +119,13 @@ def whatif(
     from ddp_prof.analyze.what_if import questions as ask
     from ddp_prof.ingest.parameter_file import read_parameters
 
+    # One question for each change that the options name; a list times a flag that is not given is empty.
     questions: list[Question] = [ask.Question(ask.BUCKET_SIZE, mb) for mb in sizes]
     questions += [ask.Question(ask.ONE_BUCKET)] * one_bucket + [ask.Question(ask.VIEWS)] * views
     if together:
         if not (views and questions[:-1]):
             raise click.UsageError("--together: give --views, and --bucket-sizes-mb or --one-bucket")
+        # The last question so far is that on views alone.
         questions += [replace(one, with_views=True) for one in questions[:-1]]
     questions += [ask.Question(ask.HALF_BYTES)] * bf16
     questions += [ask.Question(ask.TIME_PER_BYTE, factor) for factor in factors]

@@ -20,39 +20,47 @@ def ms(ns: float | None) -> float | None:
 
 
 def values_of(result: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of a result by name."""
     return {name: getattr(result, name) for name in names}
 
 
 def fields_of(result: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass; unlike ``asdict``, does not copy their values."""
+    """Return all fields of a dataclass by name; unlike ``asdict``, it does not copy their values."""
     return values_of(result, *(field.name for field in fields(result)))
 
 
 def times_of(result: object, *names: str) -> Row:
-    """Return fields of nanoseconds as columns of milliseconds: ``comm_ns`` as ``comm_ms``."""
+    """Return fields of nanoseconds as columns of milliseconds.
+
+    The name ``comm`` stands for the field ``comm_ns`` and gives the column ``comm_ms``.
+    """
     return {f"{name}_ms": ms(getattr(result, f"{name}_ns")) for name in names}
 
 
 def in_percent(ratio: float | None) -> float | None:
+    """Return a ratio from 0 to 1 in per cent; ``None`` stays."""
     return None if ratio is None else ratio * 100
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """Return the columns of some rows, which all have the same keys; no columns without rows."""
+    # The smaller catalogue is faster to make, and has the columns of most tables.
     usual = catalogue(rare=False)
     return tuple(usual[key] if key in usual else catalogue()[key] for key in rows[0]) if rows else ()
 
 
 def _name(key: str, meaning: str, stays: int = USUALLY) -> Column:
-    """Return a column of text, or of numbers in one table and text in another."""
+    """Return a column of text, aligned to the left; some tables have numbers in it."""
     return Column(key, meaning, stays, align="left")
 
 
 def _count(key: str, meaning: str, stays: int = WITH_ROOM) -> Column:
-    """Return a column of counts; a median of counts is a float and shows no decimals."""
+    """Return a column of counts without decimals; a median of counts is a float."""
     return Column(key, meaning, stays, decimals=0)
 
 
 def _share(key: str, meaning: str, stays: int = USUALLY) -> Column:
+    """Return a column of percentages with one decimal."""
     return Column(key, meaning, stays, decimals=1)
 
 
@@ -146,21 +154,25 @@ _COLUMNS = (
 
 @cache
 def catalogue(*, rare: bool = True) -> Mapping[str, Column]:
-    """All columns by key. A key means the same in all tables, so of two declarations the first counts.
+    """Return all columns by key. A key means the same in all tables, so of two declarations the first counts.
 
-    Without ``rare``, the columns that only ``critical``, ``info`` and ``compare`` show may be missing.
+    Args:
+        rare: Whether to include the columns that only ``critical``, ``info`` and ``compare`` show; without them fewer
+            modules are imported.
     """
+    # The last of equal keys counts in a dictionary, so the declarations of results are reversed.
     declared = [one.table_column for one in reversed(_declared(rare=rare))]
     return {column.key: column for column in (*declared, *_COLUMNS)}
 
 
 @cache
 def describing() -> frozenset[str]:
-    """Keys of columns that say what a row is about."""
+    """Return the keys of columns that say what a row is about, such as its rank or step."""
     return frozenset(_DESCRIBING) | {one.table_key for one in _declared(rare=True) if one.describes}
 
 
 def _declared(*, rare: bool) -> list[ResultColumn]:
+    """Return the columns that results declare; ``rare`` as in :func:`catalogue`."""
     from ddp_prof.analyze.collectives.collective import Collective  # these need numpy, which --help does without
     from ddp_prof.analyze.collectives.straggler import RankSkew
     from ddp_prof.analyze.kernels.kernel_times import KernelTime
@@ -179,3 +191,4 @@ def _declared(*, rare: bool) -> list[ResultColumn]:
 
 
 _DESCRIBING = [column.key for column in _COLUMNS[: [column.key for column in _COLUMNS].index("ranks")]]
+"""Keys of the columns under ``What a row describes`` above: all before ``ranks``."""

@@ -36,20 +36,28 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
+"""Most parameters that a sentence names; more are only counted."""
 _WORTH_A_WORD = 0.05
+"""Waiting for peers is mentioned if it is at least this fraction of the exposed time."""
 _WORTH_ADVICE = 0.01
-"""Least share of the step for which advice is given."""
+"""Advice is given, and contention is mentioned, if it is about at least this fraction of the step."""
 _LEAST_IDLE = 0.05
-"""The share of a step from which idle time is told first, if it is longer than communication is exposed."""
+"""Idle time is reported first if it is longer than the exposed time and than this fraction of the step."""
 _NAMED_RUNS = 3
-"""A sentence on more runs names only two of them."""
+"""A sentence on more runs than this names only two of them."""
 _LARGE_PART = 0.25
-"""Least share of the exposed time with which a collective is named."""
+"""A collective, or a late rank, is named as the cause if it explains at least this fraction of the time in question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A finding as text; ``claim``, the main sentence without its period, is the title of a figure."""
+    """A finding as text.
+
+    Attributes:
+        claim: The main sentence without its period; it is also the title of a figure.
+        detail: What follows it; may be empty.
+        joint: What stands between both.
+    """
 
     claim: str
     detail: str = ""
@@ -61,10 +69,12 @@ class Headline:
 
 
 def gain_headline(summary: VariantSummary, cost: Cost | None = None) -> str:
-    """Say how much hiding all communication would gain at most (``VariantSummary.gain_at_most``), and what it slows.
+    """Say how much hiding all communication would gain at most, and how much communication slows compute.
 
-    Nothing is said about the slowdown of compute if ``cost`` is ``None``, as it was not measured, or if its interval,
-    which few steps do not have, does not exclude that there is none.
+    Args:
+        summary: The figures of the run; the gain is ``VariantSummary.gain_at_most``.
+        cost: What communication costs a step; ``None`` if that was not measured. The slowdown of compute is mentioned
+            only if its interval is known, which few steps do not tell, and does not include 0.
     """
     step_ns, contention_ns = summary.communicating_step_ns, cost.contention_ns if cost and slows(cost) else None
     if not step_ns or not contention_ns or contention_ns < _WORTH_ADVICE * step_ns:
@@ -74,23 +84,34 @@ def gain_headline(summary: VariantSummary, cost: Cost | None = None) -> str:
 
 
 def slows(cost: Cost) -> bool:
-    """Whether the interval of contention excludes that communication slows nothing."""
+    """Whether communication certainly slows compute: the interval of contention does not include 0."""
     return cost.contention_ns is not None and (cost.contention_low_ns or 0) > 0
 
 
 def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | None) -> str:
-    """Return :func:`gain_headline` where other lines tell of blocking, with what a faster network could gain."""
+    """Return a short form of :func:`gain_headline`, which also says what a faster network could gain.
+
+    It is for the short summary, where other lines report the blocking time.
+
+    Args:
+        summary: The figures of the run.
+        cost: What communication costs a step; ``None`` if not measured.
+        bounds: What a step could gain at most; ``None`` if not measured.
+    """
     step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
     text = _gain_text(summary)
     if summary.reason or not step_ns or exposed_ns is None or gain is None or summary.host_waits:
         return text
+    # The upper end of the interval, if the figure itself is not known.
     network_ns = (bounds.network_ns if bounds.network_ns is not None else bounds.high_ns) if bounds else None
     network = _fine_percent(network_ns / step_ns) if network_ns is not None else None
     faster = f", a faster network {network}" if network not in (None, _fine_percent(gain)) else ""
+    # Nothing to gain from hiding: change the long sentence.
     if not gain:
         why = " (communication slows compute)" if faster and cost and slows(cost) else ""
         text = text.rstrip(".").replace("hiding all of it would gain", "hiding it gains")
         return f"{text}{faster.replace('network', 'network at most')}{why}."
+    # The beginning of the long sentence: the exposed time.
     exposed, _, _ = text.partition(" is exposed")
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     limit_ns = summary.blocking_at_most_ns
@@ -100,7 +121,14 @@ def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | N
 
 
 def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
-    """Say that a device is idle for longer than communication is exposed; ``None`` if it is not, or for short only."""
+    """Say that a device is idle for longer than communication is exposed.
+
+    ``None`` if it is not, or if it is idle for less than ``_LEAST_IDLE`` of the step.
+
+    Args:
+        summary: The figures of the run.
+        reason: Why it is idle; empty if that is not known.
+    """
     parts, step_ns = summary.parts_ns, summary.nearest_step_ns
     idle_ns, exposed_ns = parts["idle"], parts["exposed"]
     if not step_ns or not idle_ns or exposed_ns is None or idle_ns <= max(exposed_ns, _LEAST_IDLE * step_ns):
@@ -114,7 +142,10 @@ def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
 
 
 def cost_text(cost: Cost, bounds: Bounds) -> str | None:
-    """Say what communication slows, and the bounds of what can be gained; ``None`` if neither is known."""
+    """Say what communication slows, and the most that could be gained by schedule and network.
+
+    ``None`` if the slowdown is not known, not even its upper limit.
+    """
     if cost.contention_ns is None and cost.contention_high_ns is None:
         return None
     if cost.kappa is not None and cost.contention_ns is not None:
@@ -138,12 +169,17 @@ def cost_text(cost: Cost, bounds: Bounds) -> str | None:
 
 
 def _interval_text(low_ns: int | None, high_ns: int | None) -> str:
+    """Return an interval in brackets, after a space; empty if it is not known or has no length."""
     if low_ns is None or high_ns is None or low_ns == high_ns:
         return ""
     return f" ({milliseconds(low_ns)} to {milliseconds(high_ns)})"
 
 
 def _gain_text(summary: VariantSummary) -> str:
+    """Say how much communication is hidden, how much is exposed, and what hiding all of it would gain at most.
+
+    Where that is not known, say why.
+    """
     if summary.reason == NO_COMMUNICATION:
         return _silence_text(summary)
     if summary.reason:
@@ -166,12 +202,14 @@ def _gain_text(summary: VariantSummary) -> str:
     if summary.host_waits:
         more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""
         return f"{hidden}; {is_exposed}, and {more}the host waits for it, {at_most}."
+    # Blocking is not known, but may have an upper limit.
     limit_ns = summary.blocking_at_most_ns
     if summary.blocking_ns is None and limit_ns != 0:
         if limit_ns is None or limit_ns >= exposed_ns:
             return f"{hidden}; {is_exposed}, {at_most}."
         delays = f"it delays other work by at most {milliseconds(limit_ns)}"
         return f"{hidden}; {is_exposed}, but {delays}, {at_most}."
+    # Nothing waits for communication in a typical step.
     if not summary.blocking_ns:
         where = more = ""
         if summary.blocking_ns is None or summary.blocked_steps:
@@ -183,6 +221,7 @@ def _gain_text(summary: VariantSummary) -> str:
 
 
 def _silence_text(summary: VariantSummary) -> str:
+    """Say that nothing communicates, and why that may be so."""
     others = f", although its job has {summary.world_size} ranks" if (summary.world_size or 1) > 1 else ""
     if others or summary.ranks > 1:
         return f"Nothing in this trace is known to communicate{others}."
@@ -193,18 +232,21 @@ def _silence_text(summary: VariantSummary) -> str:
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:
-    """Name the steps that communicate, if not all do, as in gradient accumulation; medians are over these only."""
+    """Say how many steps communicate, if not all do, as in gradient accumulation; else return an empty text.
+
+    Medians of communication are over these steps only.
+    """
     some, where = summary.communicating_steps, " in backward" if summary.others_communicate else ""
     return f"the {some} of {summary.steps} steps that communicate{where}" if 0 < some < summary.steps else ""
 
 
 def _fine_percent(ratio: float) -> str:
-    """Format a share, with one decimal below 10 %."""
+    """Format a ratio in per cent, with one decimal below 10 %."""
     return f"{100 * ratio:.1f} %" if 0.0005 <= ratio < 0.0995 else percent(ratio)
 
 
 def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:
-    """Return the length of each step by its key; if ranks differ, the shortest and the longest."""
+    """Return the length of each step as text, by the step's key; if ranks differ, from shortest to longest."""
     found: dict[int, list[int]] = {}
     for rank in ranks:
         for step in rank.marked_steps:
@@ -217,9 +259,12 @@ def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:
 def root_cause_headline(
     cause: RootCause | None, reason: str | None = None, blocking: RunBlocking | None = None
 ) -> Headline:
-    """Return the cost of communication (blocking time, else exposed time) and its main cause.
+    """Return what communication costs (blocking time, or else exposed time) and the main cause.
 
-    ``reason`` says why exposed time is not known, ``blocking`` is ``None`` if it is not known.
+    Args:
+        cause: The main cause of exposed time; ``None`` if nothing is exposed.
+        reason: Why exposed time is not known; ``None`` if it is.
+        blocking: How long work stood still for communication; ``None`` if that is not known.
     """
     if reason == NO_COMMUNICATION:
         return Headline("Nothing in this trace is known to communicate")
@@ -244,7 +289,10 @@ def root_cause_headline(
 
 
 def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlocking | None) -> str:
-    """Return the main cause of exposed time, or why hiding it gains nothing; see :func:`root_cause_headline`."""
+    """Return the main cause of exposed time, or why hiding it gains nothing.
+
+    Arguments as in :func:`root_cause_headline`.
+    """
     if reason:
         return f"not known: {reason}."
     if blocking and not blocking.total_ns:
@@ -253,9 +301,10 @@ def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlo
 
 
 def cause_in_short(cause: RootCause | None, reason: str | None, blocking: RunBlocking | None) -> tuple[str, str]:
-    """Return :func:`cause_headline` without brackets and advice, and what it advises; empty where it advises nothing.
+    """Return the main cause of exposed time in short, and the advice that follows from it.
 
-    A late rank is advice: to look for what delays it.
+    The cause is that of :func:`cause_headline` without brackets and advice. The advice is empty if there is none; that
+    a rank is late counts as advice, to look for what delays it. Arguments as in :func:`root_cause_headline`.
     """
     if not reason and blocking and not blocking.total_ns and blocking.least_slack_ns is not None:
         which = "the collective" if blocking.needed == 1 else f"each of {blocking.needed} collectives"
@@ -270,6 +319,10 @@ def cause_in_short(cause: RootCause | None, reason: str | None, blocking: RunBlo
 
 
 def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str:
+    """Say why nothing stood still, and that hiding what is exposed would gain nothing.
+
+    Either each collective ended before its use, with some slack, or nothing is known to need one.
+    """
     exposed = cause.total_exposed_ns if cause else 0
     gain = f"so hiding the {milliseconds(exposed)} that are exposed in all would gain nothing" if exposed else ""
     if blocking.least_slack_ns is None:
@@ -280,6 +333,11 @@ def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str
 
 
 def _exposed_headline(cause: RootCause | None) -> Headline:
+    """Return the main cause of the typical step's exposed time, with its collective and advice.
+
+    Args:
+        cause: The main cause; ``None`` if nothing is exposed.
+    """
     if cause is None:
         return Headline("Compute hides all communication")
     if not cause.exposed_ns:
@@ -298,6 +356,7 @@ def _exposed_headline(cause: RootCause | None) -> Headline:
 
 
 def _late_text(cause: RootCause) -> str:
+    """Say which rank is late, and how much shorter the step would be if it were not."""
     gain = milliseconds(cause.late_cost_ns or 0)
     return f"{cause.late_rank} is late: without that, and what queued behind it, the step is {gain} shorter"
 
@@ -319,10 +378,11 @@ WHY = {
     TRANSFER: "in transfer",
     UNKNOWN_WHY: "for a reason that is not known",
 }
-"""With ``WHEN``: when and why communication is exposed, as parts of a sentence."""
+"""Why communication is exposed, and in ``WHEN`` when it is, as parts of a sentence."""
 
 
 def _exposure_kind(cause: RootCause) -> str:
+    """Return in words when and why the time is exposed: ``tail, queued behind another collective``."""
     when = f"{words}, " if (words := WHEN[cause.when]) else ""
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return f"{when}in collectives on the stream of compute"
@@ -332,6 +392,7 @@ def _exposure_kind(cause: RootCause) -> str:
 
 
 def exposed_words(collective: Collective) -> str:
+    """Return when and why most of a collective's exposed time is exposed; ``all hidden`` if none is."""
     if not collective.exposed_by:
         return "all hidden"
     most = max(collective.exposed_by, key=lambda part: part.ns)
@@ -342,7 +403,12 @@ def exposed_words(collective: Collective) -> str:
 
 
 def _culprit_name(cause: RootCause, shown: int = _SHOWN_PARAMETERS) -> str:
-    """``shown``: how many of its parameters are named."""
+    """Return which collective, or which collectives, the exposed time belongs to.
+
+    Args:
+        cause: The cause, with its main collective.
+        shown: Most parameters of its bucket that are named.
+    """
     if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
         count, alike = cause.collectives_per_step, cause.alike_per_step
         if alike == count:
@@ -362,13 +428,15 @@ def _culprit_name(cause: RootCause, shown: int = _SHOWN_PARAMETERS) -> str:
 
 
 def _advice(cause: RootCause) -> str:
+    """Return what would shorten the exposed time, after a space; empty if nothing follows from the cause."""
     if cause.step_ns and cause.pair_ns < _WORTH_ADVICE * cause.step_ns:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
+    # Whether waiting for peers is most of it.
     waits = 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT
     skew = " 'ddp-prof skew' shows which rank arrives late." if waits and cause.knows_late else ""
     if _is_late(cause):
         waits, skew = True, f" 'ddp-prof skew' shows how late {cause.late_rank} is in other steps."
-    if cause.times_per_step > 1 and cause.carries_gradients:  # whoever waits, waits less often
+    if cause.times_per_step > 1 and cause.carries_gradients:  # fewer reductions also wait less often
         return (
             f" The step reduces this bucket {cause.times_per_step} times: if it accumulates gradients, no_sync() in "
             f"all passes but the last leaves the others out.{skew}"
@@ -402,13 +470,20 @@ def _advice(cause: RootCause) -> str:
 
 
 def _is_late(cause: RootCause) -> bool:
-    """Whether a late rank explains a large part of what a rank exposes; all ranks' exposed time is compared."""
+    """Whether a late rank explains a large part of the exposed time.
+
+    The exposed time is the sum over all ranks. So what one rank would gain without the lag is multiplied by the number
+    of ranks that wait.
+    """
     gained_ns = (cause.late_cost_ns or 0) * max(1, cause.ranks - 1)
     return cause.late_rank is not None and gained_ns >= _LARGE_PART * cause.exposed_ns
 
 
 def _name_collective(cause: RootCause) -> str:
-    """Name the collective; if a step has several operations, its operation is part of the name."""
+    """Name the collective: by its place in the step, or else by its bucket or index.
+
+    Its operation is part of the name if the step has several operations.
+    """
     has_others = cause.operation is not None and cause.same_operation_per_step < cause.collectives_per_step
     operation = (cause.operation or "").replace("_", "-") if has_others else ""
     kind = "bucket" if cause.bucket is not None else operation or "collective"
@@ -422,6 +497,14 @@ def _name_collective(cause: RootCause) -> str:
 
 
 def _describe_collective(cause: RootCause, most: int) -> str:
+    """Return facts about the collective in brackets; empty if there are none.
+
+    They are its size, the parameters in its bucket, and up to which number buckets (or collectives) are counted.
+
+    Args:
+        cause: The cause, with its main collective.
+        most: Most parameters that are named.
+    """
     is_numbered = not cause.is_last and cause.same_operation_per_step > 1
     highest = cause.collectives_per_step - 1 if cause.bucket is None else cause.last_bucket
     parts = [f"of 0 to {highest}"] if is_numbered and highest else []
@@ -434,6 +517,7 @@ def _describe_collective(cause: RootCause, most: int) -> str:
 
 
 def _lead_text(cause: RootCause) -> str:
+    """Say how long before, or after, the end of backward the collective starts."""
     if cause.lead_ns is None:
         return "starts late"
     ends = "backward ends" if cause.passes < 2 else f"its pass of backward ends (median of {cause.passes})"
@@ -444,6 +528,7 @@ def _lead_text(cause: RootCause) -> str:
 
 
 def _tail_advice(cause: RootCause) -> str:
+    """Say what would shorten the tail: smaller buckets, fewer bytes, a faster link, or nothing of these."""
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
     if cause.alike:
         return alike_text(cause.alike)
@@ -463,6 +548,7 @@ def _tail_advice(cause: RootCause) -> str:
 
 
 def alike_text(alike: AlikeTimes) -> str:
+    """Say that large and small messages of an operation take equally long, so bandwidth does not limit them."""
     operation = alike.operation.replace("_", "-")
     sizes, times = (size(alike.small_bytes), size(alike.large_bytes)), (alike.small_ns, alike.large_ns)
     return (
@@ -476,12 +562,14 @@ def _half_of_bucket(cause: RootCause) -> str:
 
 
 def skew_headline(skew: RunSkew) -> Headline:
+    """Return which rank arrives last, in how many steps and by how much, and what that costs the others."""
     if skew.reason:
         return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
     if not steps:
         why = "No collective of several ranks lies in a step" if skew.has_steps else "The trace marks no steps"
         return Headline(why, _last_at_collectives(skew), "; ")
+    # No rank is last more often than chance explains.
     if skew.straggler is None:
         most = max((rank.last_steps for rank in skew.ranks), default=0)
         if not most:
@@ -495,6 +583,7 @@ def skew_headline(skew: RunSkew) -> Headline:
             else f"{len(names)} ranks are last most often, each in"
         )
         return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
+    # One rank is last more often than chance explains.
     last = skew.ranks[skew.straggler]
     detail = "what that costs is not known."
     if last.cost_ns == 0:
@@ -506,7 +595,10 @@ def skew_headline(skew: RunSkew) -> Headline:
 
 
 def late_text(skew: RunSkew) -> str:
-    """Return how often the latest rank arrives last, as a mark beside its name; empty if none does."""
+    """Return in how many steps (or collectives) the latest rank arrives last; empty if no rank is the latest.
+
+    It is a mark beside the rank's name.
+    """
     if not (rank := skew.latest):
         return ""
     times, of, noun = rank.last_collectives, rank.matched, "at"
@@ -519,7 +611,7 @@ def late_text(skew: RunSkew) -> str:
 
 
 def _older_text(rank: RankSkew) -> str:
-    """Say that a rank was late before its step began, where that is most of its lag."""
+    """Say, after a space, how late the rank was before its step began; empty if that is less than half of its lag."""
     before_ns, lag_ns = rank.lag_before_ns or 0, rank.lag_when_last_ns or 0
     if 2 * before_ns < lag_ns or not lag_ns:
         return ""
@@ -527,16 +619,18 @@ def _older_text(rank: RankSkew) -> str:
 
 
 def _arrives_last(rank: RankSkew, steps: int) -> str:
+    """Say in how many of the steps a rank arrives last, and how late."""
     where = f"in {rank.last_steps} of {steps} steps" if steps > 1 else "in the only step"
     return f"{rank.name[:1].upper()}{rank.name[1:]} arrives last {where}, {_lateness_text(rank, rank.last_steps)}"
 
 
 def _lateness_text(rank: RankSkew, times: int) -> str:
+    """Return how late a rank is when it is the last; the median, if it is last several ``times``."""
     return f"by {milliseconds(rank.lag_when_last_ns or 0)}{' (median)' if times > 1 else ''}"
 
 
 def _last_at_collectives(skew: RunSkew) -> str:
-    """Return which rank is last at most collectives, for traces without steps."""
+    """Say which rank is last at most collectives; for traces without steps."""
     most = max(rank.last_collectives for rank in skew.ranks)
     latest = [rank for rank in skew.ranks if rank.last_collectives == most]
     if not most:
@@ -549,7 +643,11 @@ def _last_at_collectives(skew: RunSkew) -> str:
 
 
 def hidden_shares_text(shares: Sequence[tuple[str, float | None]]) -> str:
-    """Say how much of its communication each run hides, by label; of many runs, which ones hide least and most."""
+    """Say how much of its communication each run hides; of many runs, which hide least and most.
+
+    Args:
+        shares: Label and overlap ratio (0 to 1) of each run; ``None`` if it is not known.
+    """
     known = sorted((ratio, label) for label, ratio in shares if ratio is not None)
     if not known:
         names = ", ".join(label for label, _ in shares)
@@ -565,18 +663,20 @@ def hidden_shares_text(shares: Sequence[tuple[str, float | None]]) -> str:
 
 
 def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
-    """Return sentences on which run hides most and which is fastest; empty without a baseline."""
+    """Return sentences on which run hides most and which is fastest; empty without a baseline among the runs."""
     base = next((summary for summary in summaries if summary.speedup == 1 and summary.label == BASELINE), None)
     others = [summary for summary in summaries if summary is not base and summary.speedup]
     known = [summary for summary in others if summary.overlap_ratio is not None]
     if base is None or not known:
         return []
+    # First sentence: which run hides most.
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
     hides_more = (hides.overlap_ratio or 0) > (base.overlap_ratio or 0)
     found = [_most_hidden_text(hides, known, base)] if hides_more else []
     if not hides_more and base.overlap_ratio is not None:
         share = percent(base.overlap_ratio)
         found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
+    # A faster run is named only if the speed-up is supported, and if the first sentence is not about it.
     if (fastest.speedup or 0) > 1 and fastest.supported and not (hides_more and fastest is hides):
         share = "" if fastest.overlap_ratio is None else f", and it hides {percent(fastest.overlap_ratio)}"
         if as_fast := [run.label for run in others if run is not fastest and run.is_as_fast_as(fastest)]:
@@ -591,6 +691,7 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
                 f"{fastest.label} is fastest: its {_step_name(fastest)} is {_step_change_text(fastest)}{share}."
                 f"{_less_communication_text(fastest, base)}"
             )
+    # Speed-ups that something else explains.
     if confounded := [summary for summary in summaries if summary.confounded_by]:
         names = ", ".join(run.label for run in confounded)
         found.append(
@@ -606,7 +707,13 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
 
 
 def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base: VariantSummary) -> str:
-    """Say which run hides most, and which others hide as much as far as the figures show."""
+    """Say which run hides most, which runs hide as much, and how its step differs from the baseline's.
+
+    Args:
+        run: The run that hides most.
+        known: All runs but the baseline whose overlap is known.
+        base: The baseline.
+    """
     most = percent(run.overlap_ratio)
     alike = [other.label for other in known if other is not run and percent(other.overlap_ratio) == most]
     others_too = ""
@@ -614,12 +721,13 @@ def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base
         names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
         others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
     change = _step_change_text(run, base.label)
-    # A busier machine moves shares, too, and these are not measured in turns.
+    # A busier machine changes the overlap, too, and these captures are not made in turns.
     hides = f"In these captures {run.label} hides most, {most} of its communication{others_too}"
     return f"{hides}; its {_step_name(run)} is {change}."
 
 
 def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:
+    """Say, after a space, that a run communicates less than the baseline; empty if it does not."""
     if run.comm_ns is None or base.comm_ns is None or run.comm_ns >= base.comm_ns:
         return ""
     some = " that communicates" if any(map(communicating_steps_text, (run, base))) else ""
@@ -637,6 +745,12 @@ def _step_name(summary: VariantSummary) -> str:
 
 
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:
+    """Return how much shorter or longer the step of a run is than the baseline's.
+
+    Args:
+        summary: The run.
+        base: Label of the baseline, if the text is to name it.
+    """
     if summary.supported is False:
         return f"not clearly different{f' from that of {base}' if base else ''}"
     speedup = summary.speedup or 1.0
@@ -650,6 +764,7 @@ def _step_change_text(summary: VariantSummary, base: str = "") -> str:
 
 
 def outliers_text(outliers: Outliers) -> str:
+    """Say which steps hold how much of the exposed time, and the overlap without them."""
     keys = [str(key) for key, _ in outliers.steps]
     one = len(keys) == 1
     held = milliseconds(sum(ns for _, ns in outliers.steps))

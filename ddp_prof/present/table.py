@@ -31,23 +31,24 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap import TraceOverlap
 
 MOST_ROWS = 24
-"""A longer table with a :class:`Digest` is shortened on a terminal."""
+"""Most rows of a table with a :class:`Digest` on a terminal; a longer table is shortened."""
 FIRST_ROWS = 8
-"""Rows of a shortened table, without the row that sums the others."""
+"""Rows of a shortened table, without the added row that sums the other rows."""
 MOST_NAMED = 3
-"""The note on columns left out names at most so many without a value, or of zeros; more are only counted."""
+"""The note on columns left out names at most this many without a value, or of zeros; more of them are only counted."""
 GAP = 3
 """Characters between two columns."""
 WORDS = 22
-"""Least width of a column of text; longer cells wrap."""
+"""Width in characters to which a column of text may shrink; longer cells wrap."""
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµn]?s|min|[KMG]i?B)(?!\w))")
+"""A space between a number and its unit, where no line may break."""
 NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
 """Columns of names that users chose, so they may be long."""
 NEXT = "next"
 """Label of a line that is a command."""
 BESIDE = "consumer"
-"""A column that names a kernel beside figures of something else: where nothing wraps, its name is cut."""
+"""A column that names a kernel beside figures of something else; where cells do not wrap, the name is cut."""
 ENDLESS = 10_000
 """Width of output that does not go to a terminal, so that no column is cut."""
 
@@ -57,21 +58,23 @@ Document = dict[str, Any]
 Times are nanoseconds, unknown values ``null``.
 """
 SCHEMA = 1
+"""Version of most documents."""
 
 
 def run_document(run: TraceOverlap | RunAnalysis, **parts: Any) -> Document:
+    """Return a document about a run; ``parts`` are its further keys."""
     return {"schema": SCHEMA, "trace": str(run.trace), "label": run.label, "device": run.device, **parts}
 
 
 @dataclass(frozen=True)
 class Digest:
-    """How to shorten a long table: keep the rows with the largest ``by``, and add one row that sums the others.
+    """How to shorten a long table: keep the rows with the largest ``by``, and add a row that sums the other rows.
 
     Attributes:
         by: Key of the column that orders the rows.
-        summed: Keys of the columns that are summed; the other cells of the added row are empty, except for ``named``
+        summed: Keys of the columns that are summed. The other cells of the added row are empty, except for ``named``
             and for the run if it is the same in all rows.
-        named: Key of the column that says how many rows it sums.
+        named: Key of the column that says how many rows the added row sums.
     """
 
     by: str
@@ -81,19 +84,22 @@ class Digest:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table with its title and notes, and the document for ``--format json``."""
+    """A table with its title and notes, and its document for ``--format json``.
+
+    ``rows`` are those for programs, as in CSV; ``readable_rows`` are for people.
+    """
 
     title: str
     rows: Sequence[Row]
     notes: Sequence[str]
     _document: Document | Callable[[], Document]
-    """The document, or what makes it: only JSON has it."""
+    """The document, or a function that makes it when JSON is asked for."""
     shown: Sequence[Row] = ()
-    """Rows for people, if they differ from ``rows``, which are for CSV."""
+    """Rows for people; empty if they are the same as ``rows``, which are for CSV."""
     digest: Digest | None = None
     """How to shorten the rows of hundreds of ranks on a terminal."""
     is_text: bool = False
-    """Whether a terminal shows the title only."""
+    """Whether a terminal shows the title only, which then holds all text."""
 
     @cached_property
     def document(self) -> Document:
@@ -105,7 +111,14 @@ class TableView:
 
 
 class RowsOnDemand(Sequence[Row]):
-    """Rows of a known number that are made when one of them is asked for: of many, a table may show a few others."""
+    """A sequence of rows that are made only when a row is asked for; their number is known before.
+
+    It saves time where a table shows other rows instead, such as a few sums.
+
+    Args:
+        count: The number of rows.
+        make: Makes the rows.
+    """
 
     def __init__(self, count: int, make: Callable[[], Sequence[Row]]) -> None:
         self._count = count
@@ -130,7 +143,14 @@ class RowsOnDemand(Sequence[Row]):
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How tables are printed; ``columns`` are the keys of the columns to show, empty for all."""
+    """How tables are printed.
+
+    Attributes:
+        form: ``table``, ``json``, ``csv`` or ``markdown``.
+        wide: Whether to show all columns and rows, whatever the width.
+        columns: Keys of the columns to show, empty for all.
+        quiet: Whether to leave out the notes.
+    """
 
     form: str = "table"
     wide: bool = False
@@ -139,13 +159,17 @@ class TableOptions:
 
 
 def terminal_width() -> int | None:
-    """Return the width of the terminal; without a terminal ``$COLUMNS``, or ``None`` if that is not set."""
+    """Return the width of the terminal in characters; without a terminal ``$COLUMNS``, or ``None`` if it is not set."""
     is_given = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return shutil.get_terminal_size().columns if is_given else None
 
 
 def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
-    """Return the rows with the columns ``keys``, or with all columns if there are no keys."""
+    """Return the rows with the columns ``keys``, or with all columns if there are no keys.
+
+    Raises:
+        DdpProfError: The table has no column of this name.
+    """
     if not keys or not rows:
         return rows
     if missing := [key for key in keys if key not in rows[0]]:
@@ -154,10 +178,12 @@ def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
 
 
 def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
+    """Return a long table's rows shortened as ``digest`` says, or all rows if they are few."""
     if len(rows) <= MOST_ROWS:
         return rows
     ordered = sorted(rows, key=lambda row: _sort_value(row[digest.by]), reverse=True)
     first, others = ordered[:FIRST_ROWS], ordered[FIRST_ROWS:]
+    # The row that sums the other rows.
     rest: Row = dict.fromkeys(rows[0])
     if len(runs := {row["run"] for row in rows if "run" in row}) == 1:
         (rest["run"],) = runs
@@ -168,7 +194,7 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
 
 
 def cut_beside(rows: Sequence[Row]) -> Sequence[Row]:
-    """Shorten names of kernels that stand beside other figures: one of a template has hundreds of characters."""
+    """Return the rows with long names cut in the column ``BESIDE``; templates give kernels hundreds of characters."""
     longest = 2 * WORDS
     if not rows or BESIDE not in rows[0]:
         return rows
@@ -180,7 +206,7 @@ def cut_beside(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
-    """Shorten long names in the middle, because names of files often differ at the end."""
+    """Return the rows with long names shortened in the middle, because names of files often differ at the end."""
     shown = [dict(row) for row in rows]
     for row in shown:
         for key in NAMES & row.keys():
@@ -191,16 +217,22 @@ def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _sort_value(value: Value) -> float:
+    """Return a number to sort by; a value that is no number comes first."""
     return float(value) if isinstance(value, (int, float)) else -math.inf
 
 
 def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list[str]]:
-    """Choose the columns that fit; if others are left out, a note names them.
+    """Choose the columns that fit into a width.
 
     The run is left out if it is the same in all rows, since the title names it, and so are columns without any value.
-    If there is too little room, columns of zeros go first, then those with the same value in all rows, then the least
-    important ones; among equally important times the ones with the smallest sums. What tells rows apart stays.
+    If the rest is still too wide, columns are dropped in this order: columns of zeros, columns with the same value in
+    all rows, then the least important columns (of equally important times, those with the smallest sums). Columns that
+    are needed to tell rows apart stay.
+
+    Returns:
+        The columns; and a list with a note that names the columns left out, empty if there are none.
     """
+    # Leave out the run if it is the same in all rows, and columns without any value.
     columns = columns_of(rows)
     if len(columns) > 1:
         columns = tuple(column for column in columns if column.key != "run" or not _is_constant(column, rows))
@@ -210,10 +242,12 @@ def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list
     constant = [column for column in left if len(rows) > 1 and _is_constant(column, rows)]
 
     def worth(column: Column) -> tuple[bool, bool, int, float, int]:
+        """Return a key for sorting columns: those that are dropped first have the smallest."""
         times = [row[column.key] for row in rows if column.key.endswith("_ms")]
         total = sum(_sort_value(time) for time in times if time is not None)
         return column not in zeros, column not in constant, -column.stays, total, -columns.index(column)
 
+    # Drop columns until the rest fits.
     dropped: list[Column] = []
     for column in sorted(left, key=worth):
         if sum(_least_width(one, rows) for one in left) + GAP * (len(left) - 1) <= width:
@@ -221,6 +255,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list
         if column.stays != ALWAYS and not _tells_rows_apart(column, left, rows):
             dropped.append(column)
             left.remove(column)
+    # What the note says: many columns of a kind are only counted.
     names = []
     for of_kind, mark, what in (
         (unknown if len(unknown) < len(columns) else (), "n/a", "without a value"),
@@ -235,7 +270,13 @@ def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list
 
 
 def _tells_rows_apart(column: Column, columns: Sequence[Column], rows: Sequence[Row]) -> bool:
-    """Whether, without this column, more of the rows would have the same names and numbers of what they describe."""
+    """Whether rows that differ in their names and numbers would look alike without this column.
+
+    Args:
+        column: The column.
+        columns: All columns that are shown.
+        rows: The rows.
+    """
     keys = [one.key for one in columns if one.key in describing()]
     others = [key for key in keys if key != column.key]
     told, left = (len({tuple(row[key] for key in of) for row in rows}) for of in (keys, others))
@@ -247,16 +288,20 @@ def _is_constant(column: Column, rows: Sequence[Row]) -> bool:
 
 
 def _least_width(column: Column, rows: Sequence[Row]) -> int:
-    """Return the least width of a column: each word of a heading has its own line, and only text in cells wraps."""
+    """Return the least width of a column in characters.
+
+    Each word of its heading may have its own line; in cells only text wraps, numbers do not.
+    """
     cells = max(len(column.text(row[column.key])) for row in rows)
     heading = max(map(len, column.heading.split()))
     return max(heading, cells if column.is_right(rows) else min(cells, WORDS))
 
 
 def show(options: TableOptions, views: Sequence[TableView]) -> None:
-    """Print views to stdout; as CSV or Markdown they are one table, and their notes go to stderr.
+    """Print views to stdout in the form of the options.
 
-    As JSON, one view is its document, and several are a list of documents.
+    As CSV or Markdown all views are one table, and their notes go to stderr. As JSON, a single view is its document,
+    and several views are a list of documents.
     """
     own, shared = _distinct_notes(views)
     if options.form == "table":
@@ -280,7 +325,7 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
 
 
 def _one_table(tables: Sequence[Sequence[Row]]) -> Sequence[Row]:
-    """Return the rows of all tables; a column that some tables lack, such as the node, is unknown there."""
+    """Return the rows of all tables as one table; a column that some tables lack, such as the node, is empty there."""
     widest = sorted((table[0] for table in tables if table), key=len, reverse=True)
     keys = dict.fromkeys(key for row in widest for key in row)
     rows = [row for table in tables for row in table]
@@ -288,7 +333,12 @@ def _one_table(tables: Sequence[Sequence[Row]]) -> Sequence[Row]:
 
 
 def _distinct_notes(views: Sequence[TableView]) -> tuple[list[list[str]], list[str]]:
-    """Return the notes that only one table has, by table, and the notes that several tables share."""
+    """Divide the notes of several tables into those of one table and those of more than one.
+
+    Returns:
+        For each view the notes that no other view has; and the notes of several views, with the number of views if not
+        all have them.
+    """
     tables = Counter(note for view in views for note in dict.fromkeys(view.notes))
     own = [[note for note in view.notes if tables[note] == 1] for view in views]
     shared = [
@@ -300,9 +350,9 @@ def _distinct_notes(views: Sequence[TableView]) -> tuple[list[list[str]], list[s
 
 
 def to_json(document: Any, indent: int | None = None) -> str:
-    r"""Encode a document. A byte of a file's name that is no text becomes ``\\udcff``, as tables show it.
+    r"""Return a document as JSON. A byte of a file's name that is no text becomes ``\\udcff``, as in tables.
 
-    JSON could hold it as half of a character in UTF-16, which strict readers refuse.
+    JSON could hold such a byte as half of a character of UTF-16, but strict readers refuse that.
     """
     text = json.dumps(document, indent=indent, allow_nan=False)
     if _SURROGATE in text and _LONE_SURROGATE.search(json.dumps(document, ensure_ascii=False)):
@@ -312,9 +362,11 @@ def to_json(document: Any, indent: int | None = None) -> str:
 
 _SURROGATE = "\\ud"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""A byte that is no text in UTF-8: Python reads it as half of a character of UTF-16. First, its beginning in JSON."""
 
 
 def _without_surrogates(value: Any) -> Any:
+    """Return a document in which each half of a character (a lone surrogate) is written out as an escape."""
     if isinstance(value, str):
         return _LONE_SURROGATE.sub(lambda found: printable(found[0]), value)
     if isinstance(value, dict):
@@ -326,7 +378,7 @@ def write_csv(rows: Sequence[Row], file: TextIO) -> None:
     """Write rows with the same keys; cells without a value are empty.
 
     Text that a spreadsheet would run as a formula gets a leading ``'``, for example a run called ``=cmd``. Line breaks
-    and other control characters are written out, so each row is a line.
+    and other control characters are written as escapes, so each row is one line.
     """
     writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -334,6 +386,7 @@ def write_csv(rows: Sequence[Row], file: TextIO) -> None:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Characters with which a spreadsheet lets a formula begin."""
 
 
 def _csv_cell(value: Value) -> Value:
@@ -343,6 +396,7 @@ def _csv_cell(value: Value) -> Value:
 
 
 def markdown(rows: Sequence[Row]) -> str:
+    """Return the rows as a table in Markdown; empty without rows."""
     if not rows:
         return ""
     columns = columns_of(rows)
@@ -355,12 +409,20 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Escape text for Markdown, in a paragraph or in a cell of a table."""
+    """Return text escaped for Markdown, for a paragraph or a cell of a table."""
     # An underscore within a word is no markup, and '>' only at the beginning of a line.
     return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", printable(" ".join(text.splitlines())))
 
 
 def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], options: TableOptions) -> None:
+    """Print a table with its title and notes to the terminal, or as plain lines if stdout is no terminal.
+
+    Args:
+        view: The table.
+        own: Notes of this table only.
+        shared: Notes that it shares with other tables.
+        options: How to print.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -369,7 +431,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     # The height is needed, too: without it rich assumes 80 columns for a terminal of the type dumb.
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
 
-    # Fewer rows if there are hundreds; then shorter names; then, on a terminal, the columns that fit.
+    # Fewer rows if there are hundreds; then shorter names; then, if the width is known, the columns that fit.
     whole = () if view.is_text and not options.columns else view.readable_rows
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
     piped = short if options.wide else cut_beside(short)
@@ -379,7 +441,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
 
     if view.title:
         text = "\n".join(_wrap_line(line, console.width) for line in printable_lines(view.title).splitlines())
-        # Wrapped already; what is longer, such as a path, has no space: a break would be copied along.
+        # The text is wrapped already. A longer word, such as a path, gets no line break, which would be copied with it.
         console.print(Text(text, style="" if view.is_text else "bold"), soft_wrap=True)
     if rows and width is None:
         sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, columns))
@@ -396,25 +458,30 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
 
 
 def _wrap_line(line: str, width: int) -> str:
-    """Wrap a line, below its text if it begins with a label; a number and its unit stay on one line.
+    """Wrap a line at a width; a number and its unit stay on one line.
 
-    A command to go on with is not wrapped: it is copied.
+    If the line begins with a label, a few words before two spaces, further lines are indented below the text after it.
+    A command to run next is not wrapped, because it is copied.
     """
     if line.startswith(f"{NEXT} "):
         return line
     label = re.match(r".{0,20}?  +", line)
     indent = " " * len(label.group()) if label else ""
-    kept = _BEFORE_UNIT.sub("\0", line)  # printable text holds no NUL
+    kept = _BEFORE_UNIT.sub("\0", line)  # NUL, which printable text does not have, stands for such a space
     text = textwrap.fill(kept, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return text.replace("\0", " ")
 
 
 def plain_lines(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:
-    """Yield the lines of a table without wrapped cells and styles; rich would take 2 ms for a row of 30 columns."""
+    """Yield the lines of a table without wrapped cells and styles.
+
+    It is for long output: rich would take 2 ms for a row of 30 columns.
+    """
     from rich.cells import cell_len
 
     ways, texts = [column.is_right(rows) for column in columns], [column.heading.split(" ") for column in columns]
     highest = max(map(len, texts))
+    # Each word of a heading has a line; short headings begin with empty lines.
     headings = zip(*([""] * (highest - len(words)) + words for words in texts), strict=True)
     cells = [*headings, *([printable(column.text(row[column.key])) for column in columns] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
@@ -427,7 +494,10 @@ def plain_lines(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
-    """Return the table for rich. ``Text`` prevents that rich reads names as markup; text wraps, numbers do not."""
+    """Return the table for rich.
+
+    Cells are ``Text``, so that rich does not read names as markup. Columns of text wrap, columns of numbers do not.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -10,43 +10,44 @@ from pathlib import Path
 from ddp_prof.errors import printable
 
 MAX_NAME = 120
-"""Longest name shown; a C++ template gives its kernel a name of thousands of characters."""
+"""Most characters of a name; a C++ template gives its kernel a name of thousands of characters."""
 
 _NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories of invisible characters, which may reverse or hide the text that follows."""
+"""Unicode categories of invisible characters, some of which reverse or hide the text that follows."""
 
 
 def plain_name(name: str, longest: int = MAX_NAME) -> str:
-    """Return a name with visible characters only, cut to a length."""
+    """Return a name cut to a length; invisible characters and runs of spaces become one space."""
     plain = name[: 4 * longest]
-    if not plain.isprintable():  # most names are
+    if not plain.isprintable():  # most names are printable
         plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in plain)
     plain = " ".join(plain.split())
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"
 
 
 def to_plain_text(plain: str) -> str:
-    """Escape text for Plotly, which reads a subset of HTML."""
+    """Return text escaped for Plotly, which reads a subset of HTML."""
     # A page in the dark theme replaces colours in texts; an escaped # is not taken for one.
     return html.escape(plain, quote=False).replace("#", "&#35;")
 
 
 def shown_name(name: str) -> str:
-    """Return a name for Plotly: escaped, with visible characters only, cut to a length."""
+    """Return a name for Plotly: cut, without invisible characters, and escaped."""
     return to_plain_text(plain_name(name))
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    """Join lines of text; line breaks within one, such as those of a file's name, are written out."""
+    """Join lines with line breaks; line breaks within a line, such as in the name of a file, are written out."""
     return "\n".join(map(printable, lines))
 
 
 def count_noun(number: int, noun: str) -> str:
+    """Return a number with a noun, in the plural if it is not 1: ``1 step``, ``1,200 steps``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def source_name(trace: Path | str, files: int) -> str:
-    """Name a run by its first file, on one line."""
+    """Name a run by its first file, on one line; further files are counted."""
     name = printable(str(trace))
     return f"{name} and {count_noun(files - 1, 'more file')}" if files > 1 else name
 
@@ -56,7 +57,7 @@ def collective_name(index: int | None, bucket: int | None) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """Format a share; near 0 and 1 it has a decimal, so that ``0 %`` and ``100 %`` are exact."""
+    """Format a ratio in per cent; near 0 and 1 with a decimal, so that ``0 %`` and ``100 %`` are exact."""
     if ratio is None:
         return "n/a"
     percent = ratio * 100
@@ -66,7 +67,7 @@ def percent(ratio: float | None) -> str:
 
 
 def milliseconds(ns: int) -> str:
-    """Format a time with about three digits; from 10 s on in seconds."""
+    """Return a time as text in µs or ms with about three digits; from 10 s on in seconds."""
     if abs(ns) >= 10_000_000_000:
         return f"{ns / 1e9:,.2f} s"
     if abs(ns) >= 9_995_000 or ns == 0:
@@ -75,14 +76,17 @@ def milliseconds(ns: int) -> str:
 
 
 def three_digits(value: float, sign: str = "") -> str:
-    """Format a number for a bar of a chart: ``1,077``, ``12.3``; with ``sign`` ``+`` a gain has its sign, too."""
+    """Format a number for the bar of a chart, with about three digits: ``1,077``, ``12.3``.
+
+    With ``sign`` ``+`` a positive number gets its sign, too.
+    """
     if abs(value) >= 100:
         return f"{value:{sign},.0f}"
     return f"{value:{sign}.3g}" if abs(value) >= 1e-4 or not value else f"{value:{sign}.6f}"
 
 
 def size(number: int) -> str:
-    """Format bytes as KiB, MiB or GiB with about three digits."""
+    """Return a number of bytes as text in KiB, MiB or GiB with about three digits."""
     if number < 2**20:
         return f"{number / 2**10:.3g} KiB"
     return f"{number / 2**20:.3g} MiB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GiB"

@@ -39,10 +39,10 @@ BLOCKING = "blocking"
 MAYBE_BLOCKING = "maybe_blocking"
 
 ELSEWHERE = "elsewhere"
-"""Exposed time that is counted with another collective in flight at the same time."""
+"""Exposed time of a collective that is counted with another collective, which runs at the same time."""
 
 STRIP = (COMPUTE_ONLY, OVERLAPPED, EXPOSED, EXPOSED_MEMORY, IDLE)
-"""The parts of a step, in the order in which bars stack them."""
+"""The parts into which a step's time is divided, in the order in which bars stack them."""
 
 LABELS: Mapping[str, str] = {
     STEP: "step",
@@ -79,7 +79,7 @@ LEGEND: Mapping[str, str] = {
 """Text of each category in a legend, longer where the label alone is not clear."""
 
 CATEGORIES = tuple(LABELS)
-"""All categories; a model stores a category as its index here."""
+"""All categories; a timeline stores a category as its index here."""
 
 _COLORS: Mapping[str, str] = {
     FORWARD: "#87c2ff",
@@ -105,9 +105,12 @@ FONT_SIZE = 12
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of one theme; ``notice`` is for text that must not be overlooked, such as ``device: cpu``.
+    """The colours of one theme.
 
-    ``colors`` are by category, and by reason why communication is exposed.
+    Attributes:
+        paper, text, quiet, line: Background, text, less important text, and thin lines.
+        notice: Text that must not be overlooked, such as ``device: cpu``.
+        colors: By category, and by reason why communication is exposed.
     """
 
     paper: str
@@ -181,20 +184,29 @@ DARK = Palette(
 
 
 def recoloring() -> dict[str, str]:
-    """Return the dark colour for each light one, without colours that are the same in both themes."""
+    """Return the dark theme's colour for each colour of the light theme, if they differ."""
     named = dict(zip(LIGHT.uncategorized.values(), DARK.uncategorized.values(), strict=True))
     pairs = {color: DARK.colors[name] for name, color in LIGHT.colors.items()}
     return named | {light: dark for light, dark in pairs.items() if light != dark}
 
 
 def device_label(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
-    """Return the device label of the runs, and whether to highlight it (anything but one GPU per rank)."""
+    """Return where the runs ran, and whether to highlight it.
+
+    Args:
+        devices: Kind of device of each run.
+        caveats: What makes the runs not representative.
+
+    Returns:
+        The words to show; and whether anything but one GPU per rank was used, which is highlighted.
+    """
     names, is_shared = sorted(set(devices)), Caveat.SHARED_GPU in caveats
     words = [f"device: {', '.join(names)}", *([Caveat.SHARED_GPU.value] if is_shared else [])]
     return words, is_shared or "cpu" in names
 
 
 def device_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
+    """Return the words of :func:`device_label` as one text for Plotly, coloured if they are to be highlighted."""
     words, stands_out = device_label(devices, caveats)
     notice = "  ·  ".join(words)
     return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if stands_out else notice

@@ -1,4 +1,4 @@
-"""Charts, and what they share: background, font, margins, axes, and a title with a subtitle at the left edge.
+"""Charts, and what they have in common: background, font, margins, axes, and a title with a subtitle at the left edge.
 
 Charts are drawn in the light theme; a page in the dark theme replaces their colours.
 """
@@ -17,7 +17,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.text import plain_name, to_plain_text
 
 Chart = dict[str, Any]
-"""``data`` and ``layout`` for plotly.js; long columns are numpy arrays, see :func:`pack_array`."""
+"""``data`` and ``layout`` for plotly.js; long columns are numpy arrays, which :func:`pack_array` encodes."""
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
@@ -26,12 +26,13 @@ PAPER: dict[str, Any] = {
     "paper_bgcolor": theme.LIGHT.paper, "plot_bgcolor": theme.LIGHT.paper,
     "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
 }  # fmt: skip
+"""Background and font of all charts."""
 
 EDGE = 24
-"""Pixels to the left of titles."""
+"""Pixels between the left edge of a chart and its title."""
 
 _LABEL, _LABEL_LINES = 22, 2
-"""Characters per line of a run's label, and lines."""
+"""Most characters per line of a run's label, and most lines."""
 
 UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
 """An invisible outline: without one, Plotly widens each box to a pixel, and short boxes would hide long ones."""
@@ -40,10 +41,11 @@ STILL: dict[str, Any] = {
     "dragmode": False, "hovermode": "closest",
     "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
 }  # fmt: skip
-"""Layout of a chart without zoom."""
+"""Part of the layout of a chart without zoom."""
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    """Return the layout of an axis in quiet colours; ``more`` are further settings of Plotly."""
     font = {"color": theme.LIGHT.quiet, "size": theme.FONT_SIZE}
     return {
         "gridcolor": theme.LIGHT.line, "zeroline": False, "tickfont": {"color": theme.LIGHT.quiet},
@@ -53,6 +55,10 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def rows_axis(labels: Sequence[str], **more: Any) -> dict[str, Any]:
+    """Return the layout of a vertical axis with one labelled row per element, the first on top.
+
+    ``more`` are further settings of Plotly.
+    """
     return {
         "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": list(labels),
         "range": [len(labels) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True, **more,
@@ -60,7 +66,11 @@ def rows_axis(labels: Sequence[str], **more: Any) -> dict[str, Any]:
 
 
 def run_label(label: str) -> str:
-    """Return the label of a row, wrapped to fit the left margin and cut after ``_LABEL_LINES`` lines."""
+    """Return the label of a run's row, wrapped to fit the left margin and cut after ``_LABEL_LINES`` lines.
+
+    Lines may break after each ``_``, ``-``, ``.`` and ``/``.
+    """
+    # Spaces where lines may break; those that remain within a line are removed again.
     words = re.sub(r"(?<=[_\-./])(?=.)", " ", plain_name(label))
     lines = wrap(words, _LABEL, max_lines=_LABEL_LINES, placeholder=" …")
     whole = [re.sub(r"(?<=[_\-./]) ", "", line) for line in lines]
@@ -71,9 +81,11 @@ def make_chart(
     traces: Iterable[dict[str, Any]], *, title: str, subtitle: str, height: int,
     t: int, b: int, l: int, r: int, size: int = 20, pad: int = 20, **layout: Any,  # noqa: E741 - as Plotly calls them
 ) -> Chart:  # fmt: skip
-    """Return a chart. ``height`` (without margins), margins, ``pad`` above the title, and font ``size`` are pixels.
+    """Return a chart with a title, a subtitle, and the font and colours of all charts.
 
-    Names in title and subtitle must be escaped.
+    ``height`` (that of the chart without margins), the margins ``t``, ``b``, ``l`` and ``r`` (top, bottom, left,
+    right), ``pad`` above the title, and the title's font ``size`` are pixels. Names in title and subtitle must be
+    escaped. ``layout`` is further layout for plotly.js.
     """
     frame = {"height": t + height + b, "margin": {"t": t, "b": b, "l": l, "r": r}}
     layout = {**PAPER, **frame, "title": chart_title(title, subtitle, size, pad), **layout}
@@ -81,7 +93,7 @@ def make_chart(
 
 
 def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dict[str, Any]:
-    """Return title and subtitle at the left edge of a chart; arguments as in :func:`make_chart`."""
+    """Return the layout of a title and a subtitle at the left edge of a chart; arguments as in :func:`make_chart`."""
     return {
         "text": f"<b>{title}</b>", "font": {"size": size},
         "subtitle": {"text": subtitle, "font": {"size": 13, "color": theme.LIGHT.quiet}},
@@ -91,7 +103,11 @@ def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dic
 
 
 def pack_array(column: NDArray[Any]) -> dict[str, str]:
-    """Encode a column for JSON in base64: 11 characters a number, while its digits would be about 20."""
+    """Encode a column for JSON in base64: this takes 11 characters per number, its digits would take about 20.
+
+    Raises:
+        TypeError: It is no column, or has integers of 64 bits, which plotly.js cannot read.
+    """
     if not column.ndim or column.dtype.str[1:] in ("i8", "u8"):
         raise TypeError(f"{column!r} is no column that plotly.js reads")
     return {

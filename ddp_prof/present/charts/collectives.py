@@ -19,13 +19,22 @@ from ddp_prof.present.headlines import Headline, skew_headline
 from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
 
 MOST_ROWS = 60
-"""About as many collectives as a figure shows; of more, those that are exposed longest."""
+"""About the most collectives of a figure; of more collectives, it shows those that are exposed longest."""
 
 LINE = 150
 """Characters per line of the subtitle."""
 
 
 class _Row(NamedTuple):
+    """A row of the figure of a step.
+
+    Attributes:
+        y: Position of the row, from 0 at the top.
+        label: Text beside the row.
+        rank: The rank whose row it is.
+        line: The collective that the row shows; ``None`` for the row with the compute of the rank.
+    """
+
     y: int
     label: str
     rank: RankStepView
@@ -40,11 +49,18 @@ def draw_step_collectives(
 ) -> Chart:
     """Draw one panel per rank: compute on top, below it one row per collective in the order of launch.
 
-    The layout's ``meta`` holds the rank and the index of each row's collective.
+    The layout's ``meta`` holds the rank and the index of each row's collective, for the script of the page.
+
+    Args:
+        run: The run.
+        step: Key of the step.
+        ranks: The collectives and the compute of each rank in the step.
+        headline: Its claim is the title, its detail a part of the subtitle.
     """
     rows = _rows(ranks)
     notice = theme.device_notice([run.device], run.caveats)
     where = run.step_names[step] if run.has_steps else "the whole capture, in which no steps are marked"
+    # The subtitle says if collectives are left out.
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
@@ -67,6 +83,10 @@ def draw_step_collectives(
 
 
 def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
+    """Return the rows: for each rank its compute, then its collectives.
+
+    If there are more than about ``MOST_ROWS`` collectives, each rank has only those that are exposed longest.
+    """
     each_rank = max(1, MOST_ROWS // max(1, len(ranks)))
     found: list[_Row] = []
     for rank in ranks:
@@ -82,11 +102,13 @@ def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
 
 
 def _exposed_ns(line: CollectiveView) -> int:
+    """Return for how long a collective is exposed; 0 if that is not known."""
     return sum(stretch.end_ns - stretch.start_ns for stretch in line.exposed or ())
 
 
 def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """Return one Plotly trace per colour, so that each has one entry in the legend."""
+    """Return the bars of compute and of collectives: one Plotly trace per colour, which has one entry in the legend."""
+    # Key: the kind that gives the colour, and whether it is hatched. Value: row, start, end and text of each bar.
     stretches: dict[tuple[str, bool], list[tuple[int, int, int, str]]] = {}
     for row in rows:
         if row.line is None:
@@ -104,12 +126,23 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 
 def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
-    """Divide a collective's time, without its own exposed time: overlapped, counted elsewhere, or not known."""
+    """Divide the time of a collective, without the exposed time that is counted with it, into kinds.
+
+    Args:
+        line: The collective.
+        compute: Starts and ends of the rank's compute, sorted and disjoint.
+
+    Returns:
+        Kind, start and end of each stretch. Kinds are: overlapped by compute; exposed, but counted with another
+        collective; or plain communication, if it is not known what is exposed.
+    """
     if line.exposed is None:
         return [(theme.COMMUNICATION, line.start_ns, line.end_ns)]
     own = [(stretch.start_ns, stretch.end_ns, "") for stretch in line.exposed]
     # Only the compute that may overlap the collective; its intervals are sorted and disjoint.
     near = compute[max(0, bisect(compute, (line.start_ns,)) - 1) : bisect(compute, (line.end_ns,))]
+    # What lies between compute and own exposed time is counted with another collective. Own exposed time is cut out:
+    # its kind is empty here.
     found, cursor = [], line.start_ns
     for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in near)]):
         low, high = max(cursor, start), min(end, line.end_ns)
@@ -121,7 +154,13 @@ def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]])
 
 
 def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]]) -> dict[str, Any]:
-    """Return bars of one colour, hatched if a peer had not arrived."""
+    """Return the bars of one colour as a Plotly trace.
+
+    Args:
+        kind: A reason why time is exposed, or a key of ``_TITLES``.
+        is_wait: Whether a peer had not arrived, which is hatched.
+        stretches: Row, start and end in ns, and text of each bar.
+    """
     title = f"exposed: {kind.replace('_', ' ')}" if kind in WHYS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     hatch = "/" if is_wait else ""
@@ -144,16 +183,22 @@ _TITLES = {
     theme.OVERLAPPED: "overlapped",
     theme.ELSEWHERE: "exposed, counted with another collective",
 }
+"""Names of the bars that are not exposed time of their own collective, in the order of the legend."""
 
 
 def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """Return marks for when each collective was ready and launched, with a line from there to its start.
+
+    The rows of compute have marks where a pass of backward ends.
+    """
     lines = [(row.y, row.line) for row in rows if row.line is not None]
     x: list[float | None] = []
     y: list[float | None] = []
     for height, line in lines:
+        # A line from the first known time to the start.
         known = [time for time in (line.ready_ns, line.launch_ns) if time is not None]
         if known:
-            x += [min(known) / 1e6, line.start_ns / 1e6, None]
+            x += [min(known) / 1e6, line.start_ns / 1e6, None]  # None: the next line is not joined to this one
             y += [height, height, None]
     quiet, text = {"color": theme.LIGHT.quiet, "width": 1}, theme.LIGHT.text
     marks = [{"type": "scatter", "mode": "lines", "x": x, "y": y, "line": quiet, "showlegend": False}]
@@ -179,7 +224,10 @@ def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 
 def _numbers(rows: Sequence[_Row]) -> dict[str, Any]:
-    """Return the exposed time of each collective as a number beside it; most exposed parts are too thin for it."""
+    """Return the exposed time of each collective as a number beside its end.
+
+    Most exposed parts are too thin to hold the number.
+    """
     exposed = [(row.y, row.line.end_ns, _exposed_ns(row.line)) for row in rows if row.line and row.line.exposed]
     return {
         "type": "scatter", "mode": "text", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False,
@@ -193,15 +241,23 @@ MOST_COLUMNS = 600
 """With more steps, a column stands for several steps and shows their largest lags and cost."""
 
 _ROW, _COST, _HIGHEST = 34, 130, 900
+"""Pixels: the height of a rank's row, the height of the bars of cost, and the greatest height of all rows."""
 _MOST_LABELS = 60
 _MOST_GAPPED = 120
+"""Most rows with a label, and most rows or columns with gaps between them."""
 
 
 def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] | None = None) -> Chart:
-    """Draw one row per rank and one column per step (the stronger the colour, the later it arrived), and costs.
+    """Draw the skew of a run: a heat map of lags, and below it bars of what waiting for the last rank cost.
 
-    A capture without steps has one column, with the worst lags and the sum of costs. Ranks of one of ``nodes``, which
-    are named by rank, lie together.
+    The heat map has one row per rank and one column per step; the later a rank arrived at a step's collectives, the
+    stronger its colour. A bar is the exposed time in which the other ranks waited for the last one. A capture without
+    steps has one column, with the worst lag of each rank and the sum of all costs.
+
+    Args:
+        run: The run.
+        skew: Its skew.
+        nodes: The machine of each rank, by the rank's name; ranks of the same machine get adjacent rows.
     """
     places = [(nodes or {}).get(rank.name) or "" for rank in skew.ranks]
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -213,6 +269,7 @@ def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] |
         known = [rank.cost_ns for rank in skew.ranks if rank.cost_ns is not None]
         lags, costs = [tuple(rank.worst_lag_ns for rank in skew.ranks)], [sum(known) if known else None]
         columns, unit = ["the whole capture"], ""
+    # Steps per column, rounded up.
     width = -(-len(columns) // MOST_COLUMNS)
     firsts = list(range(0, len(columns), width))
     columns = columns[::width]
@@ -221,6 +278,7 @@ def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] |
     costs_ms = np.fmax.reduceat(np.array(costs, float), firsts) / 1e6
     heat = min(_HIGHEST, _ROW * max(2, len(names)))
     inner = heat + _COST
+    # Rows with a label.
     shown = range(0, len(names), 1 + len(names) // _MOST_LABELS)
     plain = axis()
     notice = theme.device_notice([run.device], run.caveats)

@@ -17,13 +17,19 @@ from ddp_prof.present.headlines import communicating_steps_text, hidden_shares_t
 from ddp_prof.present.text import percent, plain_name, shown_name, three_digits, to_plain_text
 
 _THIN = 0.04
-"""Share of the chart's width below which a bar cannot hold its number."""
+"""Fraction of the chart's width below which a bar cannot hold its number."""
 
 
 def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> Chart:
-    """Draw one row per run: on the left the parts of the median step, on the right the overlap of each step."""
+    """Draw one row per run: on the left the parts of the median step, on the right the overlap of each step.
+
+    Args:
+        results: The overlap of each run.
+        summaries: The figures of each run, in the same order.
+    """
     longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
     some = " that communicates" if any(map(communicating_steps_text, summaries)) else ""
+    # The overlap of all communication as a number, to the right of each row.
     totals = [
         {
             "xref": "paper", "x": 1, "xanchor": "left", "xshift": 14, "yref": "y", "y": row, "showarrow": False,
@@ -60,6 +66,7 @@ def parts_ms(summary: VariantSummary) -> dict[str, float]:
 
 
 def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:
+    """Return the stacked bars of the left half: a Plotly trace for each part of a step that a run has."""
     parts = [parts_ms(summary) for summary in summaries]
     return [
         {
@@ -80,9 +87,10 @@ def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]
 
 
 def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
-    """Return one dot per step of each rank.
+    """Return the dots of the right half: for each run a Plotly trace with one dot per step of each rank.
 
-    Dots are spread in height, so that equal ones can be told apart: by multiples of the golden ratio modulo 1.
+    Dots are spread in height, so that equal ones can be told apart: by multiples of the golden ratio modulo 1, which
+    spread any number of dots evenly.
     """
     dots = []
     for row, result in enumerate(results):
@@ -110,6 +118,7 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
 
 
 def _totals(summaries: Sequence[VariantSummary]) -> dict[str, Any]:
+    """Return a vertical mark for each run at the overlap of all its communication."""
     ratios = enumerate(summary.overlap_ratio for summary in summaries)
     shares = [(row, 100 * ratio) for row, ratio in ratios if ratio is not None]
     return {
@@ -123,7 +132,12 @@ def _totals(summaries: Sequence[VariantSummary]) -> dict[str, Any]:
 
 
 def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterator[dict[str, Any]]:
-    """Yield the number above each exposed part that is too thin to hold it."""
+    """Yield, as annotations, a number above each exposed part that is too thin to hold it.
+
+    Args:
+        rows: The parts of a step of each run, in ms; see :func:`parts_ms`.
+        longest: Length in ms that fills the chart's width.
+    """
     for row, parts in enumerate(rows):
         exposed = parts.get(theme.EXPOSED, 0)
         if 0 < exposed < _THIN * longest:
@@ -135,6 +149,7 @@ def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterato
 
 
 def subtitle(results: Sequence[TraceOverlap]) -> str:
+    """Return a subtitle with the device and the number of ranks of the runs."""
     caveats = {caveat for result in results for caveat in result.caveats}
     text = theme.device_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
@@ -142,15 +157,17 @@ def subtitle(results: Sequence[TraceOverlap]) -> str:
 
 
 _HALF = 0.36
-"""Half the height of a run's band; 1 is the distance between runs."""
+"""Half of the height of a run's band; the distance between runs is 1."""
 
 
 def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> Chart:
     """Draw one band per run from 0 to 100 %: a dot per step of each rank, a line for the mean over ranks."""
     steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
+    # Where numbers of steps repeat, keys are positions.
     repeated = any(step.step not in (None, step.step_key) for step in steps)
     title = "step, counted from the first" if repeated else "step"
     most_ticks = min(10, len({step.step_key for step in steps}))
+    # Height and text of the lines at 100 % and 0 % of each band.
     limits = [(row + side * _HALF, text) for row in range(len(results)) for side, text in ((-1, "100 %"), (1, "0 %"))]
     return _steps_chart(
         [trace for row, result in enumerate(results) for trace in _overlap_traces(row, result)],
@@ -206,6 +223,16 @@ def _steps_chart(
     row_height: int,
     **layout: Any,
 ) -> Chart:
+    """Return a chart with one row per run.
+
+    Args:
+        traces: The ``data`` of plotly.js.
+        results: The runs.
+        title: Its title.
+        xaxis: Its horizontal axis.
+        row_height: Pixels per run.
+        layout: Further layout for plotly.js.
+    """
     return make_chart(
         traces, title=title, subtitle=subtitle(results), height=row_height * max(1, len(results)), size=18, pad=16,
         t=92, b=60, l=170, r=90, **STILL, xaxis=xaxis,
@@ -214,14 +241,16 @@ def _steps_chart(
 
 
 def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
-    """Return the overlap of each step of a run: points for all ranks, and a line for their mean."""
+    """Return the Plotly traces of one run's band: a line for the mean over ranks, and a point per step of each rank."""
     known = [
         (step.step_key or 0, step.overlap_ratio or 0.0)
         for rank in result.ranks
         if not rank.reason
         for step in rank.communicating_steps
     ]
+    # Distinct steps, and for each point which of them it is.
     steps, which = np.unique([step for step, _ in known], return_inverse=True)
+    # For each distinct step, the sum of its shares over their number.
     means = np.bincount(which, [share for _, share in known]) / np.bincount(which)
     names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}
     name, color = shown_name(result.label), theme.LIGHT.colors[theme.OVERLAPPED]
@@ -247,13 +276,18 @@ _COLORS = {
     "tail": theme.LIGHT.colors[theme.EXPOSED],
     "wait": theme.LIGHT.colors[PEER_WAIT],
 }
-"""Colours of bars that stand for a category; others are grey."""
+"""Colours of bars by the part that they stand for; other parts are grey."""
 _LEAST_SHOWN = 0.005
-"""Share of the longest step below which a part has no bar of its own; the last bar, *small parts*, sums these."""
+"""Fraction of the longest step below which a part has no bar of its own; the bar *small parts* sums such parts."""
 
 
 def draw_waterfall(waterfall: Waterfall, summaries: Sequence[VariantSummary] = ()) -> Chart:
-    """Draw runs from left to right, and between them the change of each part; ``summaries`` hold their speed-ups."""
+    """Draw the mean steps of runs from left to right, and between two runs the change of each part.
+
+    Args:
+        waterfall: The runs and their differences.
+        summaries: The runs with their speed-ups, for the title; without them the title compares mean steps.
+    """
     steps = waterfall_steps(waterfall)
     fixed = axis(fixedrange=True)
     notice = theme.device_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
@@ -273,9 +307,14 @@ def draw_waterfall(waterfall: Waterfall, summaries: Sequence[VariantSummary] = (
 
 
 class Bar(NamedTuple):
-    """A bar of the waterfall, in ms: the step of a run, or the change of a part if ``run`` is empty.
+    """A bar of the waterfall; it stands for the step of a run, or for the change of a part of it between two runs.
 
-    ``within`` is the spread of both runs, if the change lies within it.
+    Attributes:
+        run: Label of the run; empty for a change.
+        name: Name of the part, or ``step``.
+        start: Where the bar starts, in ms.
+        length: Its length in ms, negative for a part that became shorter.
+        within: If the change is not significant, half of its 95 % interval in ms; else ``None``.
     """
 
     run: str
@@ -286,7 +325,7 @@ class Bar(NamedTuple):
 
 
 def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
-    """Return the bars from left to right; the changes sum exactly to the difference between two runs."""
+    """Return the bars from left to right; the changes between two runs sum exactly to the difference of their steps."""
     found: list[Bar] = []
     least = _LEAST_SHOWN * max((budget.step_ns for budget in waterfall.budgets), default=0)
     for index, budget in enumerate(waterfall.budgets):
@@ -309,6 +348,7 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
 
 
 def _waterfall_bars(steps: Sequence[Bar]) -> dict[str, Any]:
+    """Return the bars as a Plotly trace; changes that are not significant are hatched."""
     patterns = ["/" if bar.within else "" for bar in steps]
     return {
         "type": "bar", "x": list(range(len(steps))), "base": [bar.start for bar in steps],
@@ -329,7 +369,11 @@ def _waterfall_bars(steps: Sequence[Bar]) -> dict[str, Any]:
 
 
 def _waterfall_headline(waterfall: Waterfall, summaries: Sequence[VariantSummary]) -> str:
-    """Say how much shorter than the first run's the steps get, as far as speed-ups over it are supported."""
+    """Return the title: by how much the fastest run's step is shorter than that of the first run.
+
+    It says so only as far as the measured speed-ups support it. Without speed-ups, two runs are compared by a
+    significant change of their mean steps.
+    """
     if not waterfall.budgets:
         return "No run marks its steps"
     labels = [shown_name(budget.label) for budget in waterfall.budgets]
@@ -343,7 +387,7 @@ def _waterfall_headline(waterfall: Waterfall, summaries: Sequence[VariantSummary
         how = ", measured in turns" if best.speedup_from == TURNS else ""
         share, steps = percent(1 - 1 / (best.speedup or 1)), f"the step of {labels[0]}{how}"
         if any(run.is_as_fast_as(best) for run in known if run is not best):
-            return f"Up to {share} off {steps}"  # by several, which differ by no more than chance explains
+            return f"Up to {share} off {steps}"  # several runs are as fast, as far as can be told
         return f"{shown_name(best.label)} takes {share} off {steps}"
     if len(waterfall.changes) == 1 and (change := waterfall.changes[0]).is_beyond_spread("step"):
         share = percent(abs(change.step_ns) / waterfall.budgets[0].step_ns)

@@ -1,4 +1,4 @@
-"""Draws where the time of each rank goes: one bar per rank, the latest one first."""
+"""Draws where the time of each rank goes: one bar per rank, the rank that arrives last on top."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from ddp_prof.present.headlines import late_text
 from ddp_prof.present.text import milliseconds, shown_name
 
 MOST_RANKS = 128
-"""Ranks that are drawn: of more, those with the most exposed time."""
+"""Most ranks that are drawn; of more ranks, those with the most exposed time."""
 _BAR, _LEAST_BAR = 26, 14
-"""Pixels of a bar, and of one of many."""
+"""Height of a bar in pixels, up to ``_MANY`` bars and beyond."""
 _MANY = 16
 
 
 class RankBar(NamedTuple):
-    """A rank of a run: where its mean step goes, in nanoseconds by part; without steps, its whole capture."""
+    """A rank of a run, and how its time is divided.
+
+    Attributes:
+        run: Label of the run.
+        rank: Name of the rank.
+        parts_ns: Nanoseconds in each part (see ``theme.STRIP``) of the mean step; without steps, of the whole capture.
+        mark: Text beside the bar, for the rank that arrives last.
+    """
 
     run: str
     rank: str
@@ -30,9 +37,10 @@ class RankBar(NamedTuple):
 
 
 def rank_bars(result: TraceOverlap, skew: RunSkew) -> list[RankBar]:
-    """Return the bars of a run: the rank that arrives last first and marked, the others in their order.
+    """Return the bars of a run: first the rank that arrives last, with a mark, then the others in their order.
 
-    Where a rank has steps, those of which the parts of a step are not known are left out: a capture is no step.
+    Ranks without known figures are left out. If at least one rank has steps, bars show mean steps, and ranks whose
+    steps cannot be divided are left out, too: a whole capture cannot be compared with a step.
     """
     find = _parts_of_step_ns if _has_steps(result) else _parts_of_capture_ns
     parts = [(rank.name, find(rank)) for rank in result.ranks if not rank.reason]
@@ -43,7 +51,10 @@ def rank_bars(result: TraceOverlap, skew: RunSkew) -> list[RankBar]:
 
 
 def _parts_of_step_ns(rank: RankOverlap) -> dict[str, float] | None:
-    """The parts of the mean step: means sum to the step as medians do not; ``None`` if not known."""
+    """Return the parts of the rank's mean step; ``None`` if they are not known.
+
+    They are means because the means of parts sum to the mean step; medians would not sum.
+    """
     lengths = [step.length for step in rank.timed_steps]
     if not lengths or any(length.exposed_ns is None for length in lengths):
         return None
@@ -51,19 +62,22 @@ def _parts_of_step_ns(rank: RankOverlap) -> dict[str, float] | None:
 
 
 def _parts_of_capture_ns(rank: RankOverlap) -> dict[str, float]:
+    """Return the known parts of the whole capture: compute only, overlapped and exposed communication."""
     known = ((rank.compute_ns or 0) - (rank.overlapped_ns or 0), rank.overlapped_ns or 0, rank.exposed_ns or 0)
     return dict(zip((theme.COMPUTE_ONLY, theme.OVERLAPPED, theme.EXPOSED), known, strict=True))
 
 
 def draw_ranks(result: TraceOverlap, skew: RunSkew) -> Chart | None:
-    """Draw one stacked bar per rank of a run; ``None`` for fewer than two ranks."""
+    """Draw one stacked bar per rank of a run; return ``None`` if fewer than two ranks have a bar."""
     bars = rank_bars(result, skew)
     if len(bars) < 2:
         return None
     shown = bars
+    # The marked rank is always drawn.
     if len(bars) > MOST_RANKS:
         most = sorted(bars, key=lambda bar: (not bar.mark, -bar.parts_ns[theme.EXPOSED]))[:MOST_RANKS]
         shown = [bar for bar in bars if bar in most]
+    # One Plotly trace for each part that at least one rank has.
     rows = list(range(len(shown)))
     traces = [
         {
@@ -107,10 +121,17 @@ def draw_ranks(result: TraceOverlap, skew: RunSkew) -> Chart | None:
 
 
 def _has_steps(result: TraceOverlap) -> bool:
+    """Whether at least one rank has a step of known length."""
     return any(rank.timed_steps for rank in result.ranks)
 
 
 def _title(shown: Sequence[RankBar], ranks: int) -> str:
+    """Return the title: from which to which exposed time the bars range.
+
+    Args:
+        shown: The bars that are drawn.
+        ranks: Number of ranks that could have been drawn.
+    """
     exposed = sorted((bar.parts_ns[theme.EXPOSED], bar.rank) for bar in shown)
     (least, first), (most, last) = exposed[0], exposed[-1]
     of_ranks = f"{len(shown)} of {ranks} ranks, those with the most: " if len(shown) < ranks else ""

@@ -1,4 +1,4 @@
-"""Draws step and tail over the size of buckets, with what a model expects of the tail."""
+"""Draws the lengths of step and tail against the size of buckets, with the tail that a model expects."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from ddp_prof.variants import BYTES_PER_MB
 
 
 class SizePoint(NamedTuple):
-    """What was measured with buckets of a size; times in milliseconds, ``None`` if not known.
+    """What was measured with buckets of one size; times in milliseconds, ``None`` if not known.
 
     Attributes:
+        mb: Size of the buckets in MiB.
+        step_ms, tail_ms: Length of the step, and of its tail.
+        expected_ms: The tail that a model expects.
         step_half_ms: Half of the 95 % interval of the step.
     """
 
@@ -26,9 +29,13 @@ class SizePoint(NamedTuple):
 
 
 def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle: str, height: int = 180) -> Chart:
-    """Draw a line for the step and one for the tail, and a dashed one for the tail that is expected.
+    """Draw a line for the step, one for the measured tail, and a dashed one for the expected tail.
 
-    Of sizes from that of all gradients on, there is one bucket: the axis says so.
+    Args:
+        points: The measurements, one for each bucket size.
+        gradient_bytes: Size of all gradients, if known: buckets that can hold them all are marked as ``one bucket``.
+        subtitle: Text below the title, in which names must be escaped.
+        height: Pixels without margins.
     """
     points = sorted(points)
     sizes = [point.mb for point in points]
@@ -46,6 +53,7 @@ def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle
         for name, values, color, dash in lines
         if any(value is not None for value in values)
     ]  # fmt: skip
+    # The interval of the step, as error bars of the first line.
     halves = [point.step_half_ms for point in points]
     if traces and any(halves):
         error = {"type": "data", "array": [half or 0 for half in halves], "thickness": 1.3, "width": 4}
@@ -65,6 +73,7 @@ def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle
 
 
 def _title(points: Sequence[SizePoint]) -> str:
+    """Return the title: the shortest and the longest tail, with the bucket sizes that have them."""
     known = [(point.tail_ms, point.mb) for point in points if point.tail_ms is not None]
     if not known:
         return "Step by bucket size"

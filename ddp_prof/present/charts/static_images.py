@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 WIDTH = 1400
 SCALE = 2
+"""Width of a picture in the page's pixels; and the number of pixels of a PNG file for each of these."""
 SECONDS_TO_CLOSE = 10
 """Seconds that an interrupted program waits for its browser."""
 SECONDS_TO_END = 5
 """Seconds after which a browser that does not close is killed."""
 SECONDS_TO_DRAW = 90
-"""Time limit for a picture, and for the start of the browser."""
+"""Time limit for each picture, and for the start of the browser."""
 _BROWSER_ERRORS = (
     RuntimeError,
     OSError,
@@ -45,6 +46,7 @@ _BROWSER_ERRORS = (
 )
 """Errors that choreographer raises if a browser fails; the last two if it closes while it starts."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+"""Names of programs that can draw, in the order in which they are looked for."""
 _Answer = TypeVar("_Answer")
 
 
@@ -53,7 +55,7 @@ class PictureError(DdpProfError):
 
 
 def find_browser() -> Path | None:
-    """Return the Chromium to draw with: ``$BROWSER_PATH``, else one on ``PATH``; ``None`` if there is none."""
+    """Return the Chromium to draw with: ``$BROWSER_PATH``, or else a browser on ``PATH``; ``None`` if there is none."""
     if (chosen := os.environ.get("BROWSER_PATH")) is not None:
         return Path(chosen) if os.access(chosen, os.X_OK) else None
     found = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
@@ -61,9 +63,13 @@ def find_browser() -> Path | None:
 
 
 class Pictures:
-    """Figures that a browser draws in the background; :meth:`finish` writes all of them, or none."""
+    """Figures that a browser draws in the background; use it as a context manager.
+
+    :meth:`draw` orders a picture, :meth:`finish` waits for all of them. Either all files are written, or none.
+    """
 
     def __init__(self) -> None:
+        """Find the browser; it starts, in a thread, when the context is entered."""
         self._browser = find_browser() if find_spec("choreographer") else None
         self._files = ExitStack()
         self._orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
@@ -79,15 +85,24 @@ class Pictures:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        """End the thread with its browser, if it still runs; delete the pictures that :meth:`finish` did not write."""
         if self._thread.is_alive():  # interrupted: wait, because the browser still writes into its temporary folder
             with suppress(RuntimeError):  # the event loop has closed meanwhile
                 self._stop()
             self._orders.put(None)
             self._thread.join(SECONDS_TO_CLOSE)
+        # As after an error, which lets atomic_write delete its partial files. After finish there are none.
         self._files.__exit__(InterruptedError, InterruptedError(), None)
 
     def draw(self, chart: Chart, path: Path) -> None:
-        """Start to draw a chart as PNG or SVG, by the ending of the path."""
+        """Order a picture of a chart and return at once; a thread draws it, and :meth:`finish` writes the file.
+
+        Without a browser nothing happens; :meth:`finish` then raises the error.
+
+        Args:
+            chart: The chart.
+            path: A file that ends in ``.png`` or ``.svg``.
+        """
         if self._browser is None:
             return
         still = json.loads(json.dumps(chart, default=pack_array))
@@ -98,12 +113,17 @@ class Pictures:
         self._orders.put({"figure": still, "path": partial_file, "options": options})
 
     def finish(self) -> None:
-        """Wait until all figures are drawn, and write them; else raise ``PictureError``."""
+        """Wait until all pictures are drawn, and write their files.
+
+        Raises:
+            PictureError: There is no browser, or it failed; then no file is written.
+        """
         if not find_spec("choreographer"):
             raise PictureError("pictures need choreographer, which is not installed: pip install 'choreographer>=1.3'")
         if self._browser is None:
             missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
             raise PictureError(missing)
+        # None ends the thread after the last picture.
         self._orders.put(None)
         try:
             self._outcome.result()
@@ -118,7 +138,10 @@ class Pictures:
         self._files.close()
 
     def try_finish(self) -> list[str]:
-        """Call :meth:`finish`, but return an error as a list of one line; for pictures that a page can do without."""
+        """Call :meth:`finish`; return an empty list, or an error as a list with one line.
+
+        It is for pictures that a page can do without.
+        """
         try:
             self.finish()
         except PictureError as error:
@@ -126,12 +149,15 @@ class Pictures:
         return []
 
     def _work(self) -> None:
+        """Draw all pictures; the body of the thread."""
         try:
             self._outcome.set_result(asyncio.run(self._draw_all()))
         except BaseException as error:  # raised again by finish
             self._outcome.set_exception(error)
 
     async def _draw_all(self) -> None:
+        """Start the browser, draw the ordered pictures until the order is ``None``, and end the browser."""
+        # Lets another thread cancel this task.
         if task := asyncio.current_task():
             self._stop = partial(task.get_loop().call_soon_threadsafe, task.cancel)
         import choreographer
@@ -144,6 +170,7 @@ class Pictures:
             while (order := await asyncio.to_thread(self._orders.get)) is not None:
                 await _in_time(_draw(tab, window, **order))
         finally:
+            # Kill a browser that does not close in time, with the processes that it started.
             closing = asyncio.create_task(browser.close())
             if not (await asyncio.wait([closing], timeout=SECONDS_TO_END))[0]:
                 if browser.subprocess.poll() is None:
@@ -154,7 +181,11 @@ class Pictures:
 
 
 async def _in_time(work: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Await work and return its result; raise TimeoutError in time even if the work ignores that it is cancelled."""
+    """Await work and return its result.
+
+    Raises:
+        TimeoutError: It took longer than ``SECONDS_TO_DRAW``; raised in time even if the work ignores its cancellation.
+    """
     task = asyncio.create_task(work)
     if not (await asyncio.wait([task], timeout=SECONDS_TO_DRAW))[0]:
         task.cancel()
@@ -165,7 +196,11 @@ async def _in_time(work: Coroutine[Any, Any, _Answer]) -> _Answer:
 # Kaleido would do this, but slowly: it enables the engine's events (Runtime.enable), with which parsing plotly.js takes
 # a second longer, and it loads plotly.js again for each picture.
 async def _open_plotly(browser: Browser) -> tuple[Tab, str]:
-    """Start the browser and load plotly.js; return the page and the id of its global object."""
+    """Start the browser and load plotly.js in a page.
+
+    Returns:
+        The page (a tab of the browser), and the id of its global object, which has ``Plotly``.
+    """
     import plotly
 
     await browser.open()
@@ -184,6 +219,15 @@ async def _open_plotly(browser: Browser) -> tuple[Tab, str]:
 
 
 async def _draw(tab: Tab, window: str, *, figure: Chart, options: dict[str, Any], path: Path) -> None:
+    """Draw a figure with plotly.js and write it to a file.
+
+    Args:
+        tab: The page with plotly.js.
+        window: Id of its global object.
+        figure: The figure.
+        options: Options of ``Plotly.toImage``.
+        path: The file.
+    """
     arguments = {"arguments": [{"value": figure}, {"value": options}], "awaitPromise": True, "returnByValue": True}
     function = "(figure, options) => Plotly.toImage(figure, options)"
     answer = await _command(tab, "Runtime.callFunctionOn", functionDeclaration=function, objectId=window, **arguments)
@@ -192,7 +236,11 @@ async def _draw(tab: Tab, window: str, *, figure: Chart, options: dict[str, Any]
 
 
 async def _command(tab: Tab, name: str, **params: Any) -> Any:
-    """Send a command and return the browser's answer; raise RuntimeError if it is an error."""
+    """Send a command of Chromium's DevTools protocol and return the browser's answer.
+
+    Raises:
+        RuntimeError: The answer is an error.
+    """
     answer = await tab.send_command(name, params)
     result = answer.get("result", {})
     if failed := answer.get("error") or result.get("exceptionDetails"):
@@ -201,6 +249,11 @@ async def _command(tab: Tab, name: str, **params: Any) -> Any:
 
 
 def write_pictures(pictures: Iterable[tuple[Chart, Path]]) -> None:
+    """Draw some figures and write them as PNG or SVG files, as their names end.
+
+    Raises:
+        PictureError: They cannot be drawn here; then no file is written.
+    """
     with Pictures() as drawing:
         for chart, path in pictures:
             drawing.draw(chart, path)

@@ -1,4 +1,4 @@
-"""The report as one file, to hand in or to mail: its first screen has what the course asks for, and no link leaves it.
+"""The report as one file, to hand in or to mail: its first screen has what the course asks for; it needs no other file.
 
 From top to bottom: conclusions that the figures support; the table of time per step, communication and their ratio;
 step and tail over bucket size as expected and as measured; screenshots of a profiler's GUI, if there are any.
@@ -33,15 +33,21 @@ COLUMNS = (
     "variant", "step_ms", "comm_ms", "comm_of_step_%", "exposed_ms", "blocking_ms", "tail_ms", "overlap_%", "speedup",
     "speedup_±",
 )  # fmt: skip
-"""Keys of the columns of the table; without those that are not known of any run."""
+"""Keys of the table's columns. A column without a value for any run is left out."""
 MOST_SCREENSHOTS = 2
 LARGEST_SCREENSHOT = 8 << 20
-"""Bytes of a picture that is put into the file; mail has a limit."""
+"""Largest size in bytes of a picture that is put into the file; mail has a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What measurements over bucket sizes add: figures by name, supported sentences, expectation and mismatch."""
+    """What measurements with several bucket sizes add to the report.
+
+    Attributes:
+        figures: Figures by name.
+        sentences: Conclusions that the figures support.
+        expectation: What the model expected, and where measurements differ from it.
+    """
 
     figures: Mapping[str, Chart]
     sentences: Sequence[str] = ()
@@ -49,7 +55,10 @@ class Study:
 
 
 def find_screenshots(folders: Sequence[Path]) -> list[Path]:
-    """Return the first two pictures called ``nsys_*.png`` in one of the folders, that of naive first."""
+    """Return the first two pictures called ``nsys_*.png`` in the first folder that has any.
+
+    Those with ``naive`` in their names come first.
+    """
     for folder in folders:
         found = sorted(folder.glob("nsys_*.png"), key=lambda path: ("naive" not in path.stem, path.name))
         if found:
@@ -60,8 +69,17 @@ def find_screenshots(folders: Sequence[Path]) -> list[Path]:
 def write_one_file(
     runs: Sequence[ReportRun], path: Path, study: Study | None = None, screenshots: Sequence[Path] = ()
 ) -> None:
+    """Write the report as one file.
+
+    Args:
+        runs: The runs, at least one.
+        path: The file.
+        study: What measurements over bucket sizes add; ``None`` if there are none.
+        screenshots: Pictures that are shown at the end.
+    """
     rows = compare_rows([run.summary for run in runs], [run.cost for run in runs])
     facts = [facts_of(run) for run in runs]
+    # Facts that are the same for all runs are shown once.
     shared = set.intersection(*(set(fact.items()) for fact in facts))
     charts = charts_of(runs, None)
     of_study = study or Study({})
@@ -95,6 +113,7 @@ def write_one_file(
 
 
 def _as_data(file: Path) -> str:
+    """Return a picture as a URL that contains it."""
     data = read_at_most(file, LARGEST_SCREENSHOT, "a screenshot", "make it smaller, or move it elsewhere")
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 

@@ -58,10 +58,18 @@ from ddp_prof.present.timeline.model import Source
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One run; :func:`write_report` makes ``name``, that of its trace, the unique name of its pages.
+    """One run, with everything that its pages show.
 
-    ``load_sources`` reads the traces for its timeline, ``load_steps`` returns what each rank communicated, by the key
-    of the step; ``use`` are tables on how its devices spent their time, by name.
+    Attributes:
+        name: Name of the trace; :func:`write_report` replaces it by a unique name for the run's pages.
+        result: Its overlap.
+        load_sources: Reads the traces for its timeline.
+        explanation: Its collectives, why they are exposed, and the skew of its ranks.
+        summary: Its row in the comparison of runs.
+        load_steps: Returns what each rank communicated, by the key of the step.
+        use: Tables on how its devices spent their time, by name: ``kernels``, ``hidden`` and ``idle``.
+        diagnose: Returns its findings.
+        cost: What communication costs it.
     """
 
     name: str
@@ -76,20 +84,23 @@ class ReportRun:
 
     @property
     def summarized(self) -> SummarizedRun:
+        """The run in the form in which advice is made from it."""
         return SummarizedRun(self.result, self.summary, self.explanation, self.diagnose(), self.cost)
 
     @property
     def gain(self) -> str:
+        """A sentence on what hiding its communication would gain."""
         return gain_headline(self.summary, self.cost.cost)
 
     @property
     def bounds(self) -> str:
-        """What communication slows, and what could be gained at most; empty if that is not known."""
+        """A sentence on what communication slows, and what could be gained at most; empty if that is not known."""
         text = "" if self.summary.reason else cost_text(self.cost.cost, self.cost.bounds) or ""
         return text[:1].upper() + text[1:]
 
     @property
     def cause(self) -> Headline:
+        """What communication costs, and its main cause."""
         collectives = self.explanation.collectives
         return root_cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
 
@@ -103,8 +114,9 @@ STUDY = {
     "model.html": "tail, as expected and as measured",
     "results.md": "all results of training in turns",
 }
-"""What ``ddp-prof results`` may have written into the folder, and what a link to it is called."""
+"""Files that ``ddp-prof results`` may have written into the folder, each with the text of the link to it."""
 INDEX = "index"
+"""Name of the page about all runs, without ``.html``."""
 TIMELINE, WHY, KERNELS = "", "-why", "-kernels"
 """Endings of the names of a run's pages: ``overlap.html``, ``overlap-why.html``, ``overlap-kernels.html``."""
 
@@ -118,9 +130,19 @@ def write_index(
     missing: Collection[str] = (),
     pictures: Collection[str] = (),
 ) -> None:
-    """``is_whole``: the pages of the runs are written; ``pictures``: stems of the ``.png`` files beside the page."""
+    """Write the page about all runs.
+
+    Args:
+        runs: The runs, at least one.
+        folder: The folder of the report.
+        figures: The charts of the page, by name.
+        is_whole: Whether the pages of the runs are written; else the page says that they are not yet.
+        missing: Names of runs whose pages could not be made.
+        pictures: Names (without ``.png``) of the pictures beside the page.
+    """
     rows = compare_rows([run.summary for run in runs], [run.cost for run in runs])
     facts = [facts_of(run) for run in runs]
+    # Facts that are the same for all runs stand on the page once.
     shared = set.intersection(*(set(fact.items()) for fact in facts))
     values = {
         **place_values(runs),
@@ -152,10 +174,11 @@ def write_index(
 
 
 _COUNTS = ("device", "ranks", "steps")
-"""Columns that stand above the table where all runs share their values, for the room that they take."""
+"""Columns that stand above the table if all runs have the same value, to save the room of a column."""
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of the comparison: without those that stand above the table, and those without any value."""
     shared = _shared_counts(rows)
     return [
         item for item in columns_of(rows) if item.key not in shared and any(row[item.key] is not None for row in rows)
@@ -163,11 +186,12 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _shared_counts(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the number of ranks, the number of steps and the device, each only if it is the same in all rows."""
     return {key: rows[0][key] for key in _COUNTS if len({row[key] for row in rows}) == 1}
 
 
 def counts_text(rows: Sequence[Row]) -> str:
-    """Say how many runs the rows are of, and their ranks and steps where all have as many."""
+    """Say how many runs there are, and how many ranks and steps each has if that is the same for all."""
     shared = _shared_counts(rows)
     known = " and ".join(count_noun(shared[key], key.removesuffix("s")) for key in ("ranks", "steps") if key in shared)
     each = " each" if len(rows) > 1 else ""
@@ -175,6 +199,8 @@ def counts_text(rows: Sequence[Row]) -> str:
 
 
 def story_of(runs: Sequence[ReportRun]) -> list[str]:
+    """Return the sentences that begin a report: what distinguishes the runs, or where there is most to gain."""
+    # Several runs of which one is the baseline: how they differ.
     if sentences := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
         return sentences
     worst = max(runs, key=lambda run: run.summary.gain_at_most or 0)
@@ -189,6 +215,14 @@ def story_of(runs: Sequence[ReportRun]) -> list[str]:
 def run_values(
     run: ReportRun, facts: Mapping[str, str], shared: set[tuple[str, str]], missing: Collection[str]
 ) -> dict[str, Any]:
+    """Return what the templates of a whole report, and of a report in one file, show of a run.
+
+    Args:
+        run: The run.
+        facts: How it was made; see :func:`facts_of`.
+        shared: Facts that all runs have in common, which are left out.
+        missing: Names of runs whose pages could not be made, so that no links lead to them.
+    """
     ends = {"timeline": TIMELINE, "why": WHY, "kernels": KERNELS}
     pages = {page: f"{run.name}{end}.html" for page, end in ends.items()}
     worst = f"{run.name}.html#worst" if any(rank.exposed_ns or rank.blocking_ns for rank in run.result.ranks) else ""
@@ -212,6 +246,7 @@ def run_values(
 
 
 def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
+    """Return for a template the device that the runs ran on, and whether to highlight it; see ``device_label``."""
     words, is_notice = theme.device_label(
         (run.result.device for run in runs), (caveat for run in runs for caveat in run.result.caveats)
     )
@@ -219,6 +254,7 @@ def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
 
 
 def unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
+    """Return what is not known, as pairs: the labels of the runs (``all runs`` for all), and what it is."""
     warnings = warnings_by_run([run.result for run in runs])
     for run in runs:
         for text in run.explanation.run.warnings:
@@ -226,11 +262,13 @@ def unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
                 warnings[text].append(run.result.label)
     if unmade := [run.result.label for run in runs if run.explanation.run.manifest is None]:
         warnings["how the run was made: no run.json lies beside its trace"] = unmade
+    # A single run is named by its label.
     everyone = len(runs) if len(runs) > 1 else None
     return [("all runs" if len(labels) == everyone else ", ".join(labels), text) for text, labels in warnings.items()]
 
 
 def facts_of(run: ReportRun) -> dict[str, str]:
+    """Return how a run was made and recorded: texts by name; only the trace if no manifest (run.json) is known."""
     result, made = run.result, run.explanation.run.manifest
     facts = {
         "trace": source_name(result.trace.name, result.files),
@@ -262,7 +300,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 PagesOutcome = tuple[int, Chart | TraceError | None]
-"""The position of a run, and its picture (``None`` for no picture) or the reason why its pages are missing."""
+"""The position of a run among all; and its picture (``None`` for none), or the error that left it without pages."""
 
 RANKS = "ranks"
 """Name of the chart of the ranks of a single run."""
@@ -271,7 +309,13 @@ WATERFALL = "waterfall"
 
 
 class Place(NamedTuple):
-    """The place of a run in a report: the name of its pages, name and label of its neighbours, if it has a picture."""
+    """The place of a run in a report, which is what its pages need to know of the other runs.
+
+    Attributes:
+        name: Name of its pages.
+        before, after: Name and label of the run before and of the run after it; ``None`` if there is none.
+        is_drawn: Whether its timeline also becomes a picture.
+    """
 
     name: str
     before: tuple[str, str] | None
@@ -288,9 +332,21 @@ def write_report(
     make_pages: Callable[[Sequence[Place]], Generator[PagesOutcome]] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[str]:
-    """Write ``index.html``, then the pages of each run, then the index again; return what could not be made.
+    """Write a report: the page about all runs, the pages of each run, and pictures.
 
-    ``make_pages`` may write them in any order. ``progress`` is told how many runs of how many have their pages.
+    The index is written twice: before the pages of the runs, so that it can be read meanwhile, and after them, with the
+    pictures and without links to pages that could not be made.
+
+    Args:
+        runs: The runs, at least one.
+        folder: The folder of the report.
+        waterfall: How the mean step changes from run to run; drawn if it has changes.
+        pictures: What draws the pictures, already started; by default a new one.
+        make_pages: Writes the pages of the runs, given their places, in any order; by default one after the other.
+        progress: Called with the number of runs that have their pages, and the number of all runs.
+
+    Returns:
+        A line for each run whose pages could not be made, and one if there are no pictures; empty after full success.
     """
     names = _page_names(run.name for run in runs)
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
@@ -315,15 +371,22 @@ def write_report(
                     drawing.draw(outcome, folder / f"{runs[at].name}.png")
                     drawn.add(runs[at].name)
                 progress(done, len(runs))
+        # Pictures are all there or none.
         undrawn = drawing.try_finish()
     write_index(runs, folder, charts, missing=missing, pictures=set() if undrawn else {*charts, *drawn})
     return [*(f"the pages of a run are missing: {error}" for error in missing.values()), *undrawn]
 
 
 def charts_of(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, Chart]:
+    """Return the charts of all runs by name, without charts that would be empty.
+
+    Args:
+        runs: The runs; a single run also gets the chart of its ranks.
+        waterfall: Drawn if it has changes.
+    """
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
-    # Some are empty if a capture has no steps or no communication.
+    # A chart is empty if no capture has steps, or none has communication.
     has_data = [any(len(trace["x"]) for trace in figure["data"]) for figure in figures]
     charts = {name: figure for name, figure, shown in zip(CHARTS, figures, has_data, strict=True) if shown}
     if len(runs) == 1 and (ranks := draw_ranks(runs[0].result, runs[0].explanation.skew)):
@@ -334,12 +397,17 @@ def charts_of(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[st
 
 
 def write_pages_in_turn(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
+    """Write the pages of the runs one after the other; yield the outcome of each."""
     for at, (run, place) in enumerate(zip(runs, places, strict=True)):
         yield at, write_run_pages(run, folder, place)
 
 
 def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Chart | TraceError | None:
-    """Return an excerpt of the timeline if ``place.is_drawn``; an error if a trace can no longer be read."""
+    """Write the pages of a run.
+
+    Returns:
+        The picture of its timeline if ``place.is_drawn``, else ``None``; or the error if a trace can no longer be read.
+    """
     try:
         sources = run.load_sources()
     except TraceError as error:
@@ -374,11 +442,14 @@ def _navigation(place: Place, here: str) -> list[dict[str, str]]:
 
 
 def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
+    """Write the page on why communication is exposed: the collectives of each step, and the skew of the ranks."""
     found, views = run.explanation, run.load_steps()
     step = found.collectives.typical_step
+    # Each step has a figure and the rows of a table. The page shows the typical step first.
     title = Headline(f"The collectives of {'a step' if found.run.has_steps else 'the capture'}")
     drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in views.items()}
     figures = {} if step is None else {"collectives": drawn[step]}
+    # The rows of the table, by step.
     by_step: dict[int | None, list[Collective]] = defaultdict(list)
     for one in found.collectives.collectives:
         by_step[one.step_key].append(one)
@@ -386,6 +457,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     columns = _columns_of_steps([row for of_step in rows.values() for _, row in of_step])
     steps = {key: found.run.step_names[key] for key in drawn} if found.run.has_steps else {}
     figures |= {f"step-{key}": drawn[key] for key in steps}
+    # The skew is drawn if the clocks of the ranks can be compared.
     if found.skew.reason is None:
         nodes = {rank.name: rank.node for rank in run.result.ranks}
         figures["skew"] = draw_skew(found.run, found.skew, nodes)
@@ -401,6 +473,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
             "timeline": f"{place.name}{TIMELINE}.html",
             "columns": columns,
             "rows": [] if step is None else [row for _, row in rows[step]],
+            # By step: of each row its rank and index of the collective, then the texts of its cells.
             "cells": json_in_page(
                 {
                     key: [[*of, *(column.text(row[column.key]) for column in columns)] for of, row in of_step]
@@ -423,6 +496,11 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
 def _rows_by_cost(
     result: RunCollectives, step: Iterable[Collective], ranks: Sequence[RankStepView]
 ) -> list[tuple[tuple[str, int], Row]]:
+    """Return the collectives of a step that belong to ``ranks``, the most costly ones first.
+
+    Each is a pair: its rank with its index in the step, and its row of a table. The cost is the blocking time, then the
+    exposed time.
+    """
     names = {rank.name for rank in ranks}
     found = [one for one in step if one.name in names]
     found.sort(key=lambda one: (one.blocking_ns or 0, one.exposed_ns), reverse=True)
@@ -430,13 +508,14 @@ def _rows_by_cost(
 
 
 def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that hold a value, without a rank, operation or cause that is the same in all rows."""
+    """Return the columns that hold a value; rank, operation and cause are left out if all rows have the same one."""
     constant = {key for key in ("rank", "op", "cause") if len({row[key] for row in rows}) == 1}
     found = columns_of(rows)
     return [item for item in found if item.key not in constant and any(row[item.key] is not None for row in rows)]
 
 
 def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
+    """Write the page on what took the time: kernels, what was hidden, idle time, and the steps."""
     heading = f"{run.result.label}: what took the time"
     kernels = [
         {
@@ -464,11 +543,12 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
 
 
 def _page_names(names: Iterable[str]) -> list[str]:
-    """Return unique names that are valid in every file system and URL."""
+    """Return a unique name for each run, valid in every file system and URL, whose pages do not overwrite others."""
     taken = {INDEX, WATERFALL, RANKS, *CHARTS}
     result = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"
+        # A name that is taken gets a number.
         numbered = (plain, *(f"{plain}-{number}" for number in range(2, 10_000)))
         free = next(name for name in numbered if not {f"{name}{end}" for end in _PAGES} & taken)
         taken |= {f"{free}{end}" for end in _PAGES}

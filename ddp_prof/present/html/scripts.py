@@ -1,7 +1,8 @@
 """Scripts of pages: JavaScript modules become one script, because a page that is opened from disk can import no file.
 
-The modules are those under ``ddp_prof/present/**/assets``. They import and export names as they are, one statement a
-line, so that a name means the same in all of them, and no two on one page may give a name of their own twice.
+The modules are those under ``ddp_prof/present/**/assets``. They import and export names without renaming them, with
+each such statement on one line. So a name means the same in all modules, and two modules of one page must not define
+the same name.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from functools import cache
 from importlib.resources import files
 
 _IMPORT = re.compile(r'^import \{[^{}]*\} from "(\.[^"]+\.js)";\n', re.MULTILINE)
+"""The statement that imports from another module; its group is the path of that module."""
 
 
 @cache
 def page_script(*entries: str) -> str:
-    """Return modules, after the modules that they import, as one function, so that no name is global.
+    """Return modules as one script, each after the modules that it imports.
+
+    The script is one function, so that no name is global.
 
     Args:
-        *entries: Paths in this package, such as ``html/assets/draw.js``.
+        *entries: Paths of modules in ``ddp_prof/present``, such as ``html/assets/draw.js``.
     """
     modules: dict[str, str] = {}
     for entry in entries:
@@ -28,7 +32,12 @@ def page_script(*entries: str) -> str:
 
 
 def _add(path: str, modules: dict[str, str]) -> None:
-    """Add a module without its imports and exports, unless it was added before."""
+    """Add a module to ``modules``, after the modules that it imports; do nothing if it was added before.
+
+    Args:
+        path: Path of the module in ``ddp_prof/present``.
+        modules: Source texts without imports and ``export``, by path.
+    """
     if path in modules:
         return
     source = files("ddp_prof.present").joinpath(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page of a timeline: it holds all boxes, and a script draws those in the window."""
+"""The page of a timeline: it holds all boxes, and a script draws those in the interval that is on the screen."""
 
 from __future__ import annotations
 
@@ -22,19 +22,27 @@ from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
 
 BOXES_READ_AT_ONCE = 100_000
-"""A page with more boxes first draws the window on which it opens, unless that window has more, too."""
+"""A page with more boxes first draws only the boxes of the interval on which it opens, unless these are more, too."""
 
 MOST_PANELS = 4
-"""Files whose lanes are all shown at first: of more, each rank is one bar, and clearing the filter shows the rest."""
+"""Most files whose lanes are all shown at first; with more, each rank is one bar until the reader clears the filter."""
 _STRIP_TITLE = "where time goes"
 
 
 def write_timeline_page(
     model: Timeline, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
 ) -> None:
-    """Write the page of a timeline; see :func:`~ddp_prof.present.html.page.write_page`."""
+    """Write the page of a timeline.
+
+    Args:
+        model: The timeline.
+        path: The page.
+        navigation: See :func:`~ddp_prof.present.html.page.write_page`.
+        shared_plotly: Whether plotly.js is a file beside the page.
+    """
     ranks = [rank for panel in model.panels for rank in panel.ranks]
     of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
+    # Ranks and lanes are numbered over all panels.
     placed = [PlacedLane(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
     titles = Titles()
     with ThreadPoolExecutor() as pool:  # compresses packed boxes while the next ones are packed
@@ -66,10 +74,14 @@ def write_timeline_page(
 
 
 def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> PackedBoxes | None:
-    """Return the boxes of the window on which the page opens, if the whole page takes long to read."""
+    """Return the boxes of the interval on which the page opens, packed.
+
+    The page draws these first. ``None`` if that is not worth it: the page has few boxes, or this interval has too many.
+    """
     windows = model.opening_ns
     if windows is None or model.boxes <= BOXES_READ_AT_ONCE:
         return None
+    # The interval of each rank's panel.
     panels = [window for window, panel in zip(windows, model.panels, strict=True) for _ in panel.ranks]
     lanes = []
     for each in placed:
@@ -83,6 +95,7 @@ def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> P
 
 
 def _colors() -> str:
+    """Return the style that colours text by category, for both themes."""
     light, dark = (
         " ".join(
             f".{name} {{ color: {palette.colors[name]}; }}"
@@ -101,9 +114,20 @@ def _page_data(
     opening: PackedBoxes | None,
     titles: Titles,
 ) -> dict[str, Any]:
+    """Return everything that the script of the page needs beside the packed boxes; it becomes JSON.
+
+    Args:
+        model: The timeline.
+        placed: All lanes.
+        shown: The boxes of the lanes that are not folded.
+        folded: The boxes of the folded lanes, with what the page shows of a selected box.
+        opening: The boxes that are drawn first; ``None`` for none.
+        titles: The texts of all boxes.
+    """
     codes = sorted({code for each in placed for code in distinct(each.lane.boxes.category)})
     names = [theme.CATEGORIES[code] for code in codes]
     layout = figure.base_layout(model)
+    # The script zooms and shows texts itself, not Plotly.
     layout["xaxis"] |= {"fixedrange": True}
     layout["yaxis"] |= {"showticklabels": False}
     layout |= {"hovermode": False, "dragmode": False}

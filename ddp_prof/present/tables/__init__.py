@@ -1,1 +1,1 @@
-"""Results as tables."""
+"""Makes tables from results."""

@@ -1,4 +1,4 @@
-"""Whether runs meet requirements."""
+"""Makes the table of verdicts: whether runs meet requirements."""
 
 from __future__ import annotations
 
@@ -23,10 +23,17 @@ HOW_TO_READ_BASELINE = (
 )
 
 UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
-"""The factor and the name with which a table shows each unit."""
+"""For each unit of a verdict: the factor and the unit with which a table shows its figures."""
 
 
 def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
+    """Return the table of verdicts, a row per requirement and run.
+
+    Args:
+        checks: The verdicts of each run.
+        baseline: The run that they were compared with; ``None`` for none.
+        causes: Notes on what caused differences from the baseline.
+    """
     compared = baseline is not None
     rows = [_verdict_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
     notes = [*causes, *_check_notes(checks, baseline)]
@@ -41,6 +48,7 @@ def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, caus
 
 
 def _gate_document(check: GateReport) -> Document:
+    """Return the verdicts of a run for JSON."""
     verdicts = [
         {
             **fields_of(verdict),
@@ -57,11 +65,13 @@ def _gate_document(check: GateReport) -> Document:
 
 
 def check_summary(view: TableView) -> str:
+    """Return the table of verdicts with a heading and notes, in Markdown, as for a pull request."""
     notes = "".join(f"- {markdown_text(note)}\n" for note in view.notes)
     return f"### ddp-prof check: {markdown_text(view.title)}\n\n{markdown(view.rows)}\n{notes}"
 
 
 def verdict_line(checks: Sequence[GateReport]) -> str:
+    """Return the verdict over all runs and requirements, and how many of these are not met or cannot be judged."""
     statuses = [verdict.status for check in checks for verdict in check.verdicts]
     failed, unknown = statuses.count("failed"), statuses.count("unknown")
     of_all = f"of {len(statuses)} requirements"
@@ -72,6 +82,7 @@ def verdict_line(checks: Sequence[GateReport]) -> str:
 
 
 def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
+    """Return the row of one requirement; ``compared``: whether there is a baseline, which has further columns."""
     scale, unit = UNITS[verdict.unit]
     figures = ("measured", "limit", "baseline", "spread") if compared else ("measured", "limit")
     values = values_of(verdict, *figures)
@@ -88,6 +99,7 @@ def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> R
 
 
 def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[str]:
+    """Return how to read the table, which ranks decided, and what is not known of the runs and the baseline."""
     runs = [check.run for check in checks]
     partial = [
         f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks; to require them all: --all-ranks"

@@ -1,4 +1,4 @@
-"""Tables of collectives: one row each, or summed by step, bucket or group."""
+"""Makes the tables of collectives: a row for each, or sums by step, bucket or group."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from ddp_prof.present.table import MOST_ROWS, Digest, Document, RowsOnDemand, Ta
 from ddp_prof.present.text import collective_name, count_noun, join_lines, milliseconds, source_name
 
 COLLECTIVES_SCHEMA = 2
-"""2: ``exposed_by`` (when and why) in place of ``causes``."""
+"""Version of the document. Version 2 has ``exposed_by`` (when and why) in place of ``causes``."""
 SUMMED = [one for one in table_columns(Collective) if one.adds_up]
-"""Times that are summed if a row stands for several collectives. Only matched collectives have some of them: a warning
-says how many have no match."""
+"""Columns that are summed if a row stands for several collectives.
+
+Some of them are known only for matched collectives: a warning says how many have no match.
+"""
 ON_PAGE = [one for one in table_columns(Collective) if one.on_page]
+"""Columns of the table on a page about a step."""
 DIGEST = Digest("exposed_ms", ("collectives", *(one.table_key for one in SUMMED)))
+"""How the table is shortened for a terminal."""
 MOST_READ = 1000
-"""A terminal shows at most so many rows of a few ranks; longer tables are shortened."""
+"""Most rows that a terminal shows in full, of a run with few ranks; a longer table is shortened."""
 WORST_ROWS = 10
 """Number of collectives that a table shows by default if there are no buckets."""
 
@@ -31,10 +35,14 @@ WORST_ROWS = 10
 def collectives_view(
     run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = "collective"
 ) -> TableView:
-    """Return a row per ``collective``, ``step``, ``bucket`` or ``group`` (the values of ``by``) under a headline.
+    """Return the table of collectives under a headline.
 
-    If ``by`` is ``None``, the rows for programs are collectives; the rows for people are buckets, or the worst
-    collectives if there are no buckets.
+    Args:
+        run: The run.
+        result: Its collectives.
+        headline: The main cause of exposed time.
+        by: What a row stands for: ``collective``, ``step``, ``bucket`` or ``group``. If it is ``None``, rows for
+            programs are collectives; rows for people are buckets, or the worst collectives if there are no buckets.
     """
     count = len(result.collectives)
     source = f"{source_name(run.trace, run.files)} · device: {run.device}"
@@ -46,6 +54,7 @@ def collectives_view(
     rows: Sequence[Row]
     shown: Sequence[Row] = ()
     is_summed = False
+    # One row per collective; for people perhaps fewer rows instead.
     if by in {None, "collective"}:
         origins = _origins(result.collectives)
 
@@ -81,10 +90,12 @@ def collectives_view(
 
 
 def _named(run: RunAnalysis, rows: Iterable[Row]) -> list[Row]:
+    """Return the rows with the label of the run as first column."""
     return [{"run": run.label, **row} for row in rows]
 
 
 def _document(run: RunAnalysis, result: RunCollectives, headline: Headline) -> Document:
+    """Return the document for JSON, with every collective."""
     document = run_document(
         run,
         collectives=[result.only_known(document_of(one), one.name) for one in result.collectives],
@@ -100,6 +111,7 @@ def _document(run: RunAnalysis, result: RunCollectives, headline: Headline) -> D
 
 
 def _worst(result: RunCollectives) -> tuple[list[Collective], str]:
+    """Return the collectives with most blocking time (exposed time if none blocks), and a text that says so."""
     cost = "blocking" if any(collective.blocking_ns for collective in result.collectives) else "exposed"
 
     def known_ns(one: Collective) -> int:
@@ -109,11 +121,13 @@ def _worst(result: RunCollectives) -> tuple[list[Collective], str]:
 
 
 def alignment_document(alignment: Alignment) -> Document:
+    """Return for JSON how the clocks of the ranks were aligned."""
     clocks = [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks]
     return {**asdict(alignment), "clocks": clocks}
 
 
 def alignment_note(alignment: Alignment) -> str:
+    """Say how the clocks of the ranks were aligned, and how large the remaining differences are."""
     if alignment.residual_p95_ns is None:
         return f"clocks of the ranks: {alignment.method}; how well they agree is not known"
     if not alignment.residual_p95_ns:
@@ -125,6 +139,7 @@ def alignment_note(alignment: Alignment) -> str:
 
 
 def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
+    """Return for each step the earliest ready, launch or start time of its collectives: time 0 of its rows."""
     origins: dict[Hashable, int] = {}
     for collective in collectives:
         times = (collective.ready_ns, collective.launch_ns, origins.get(collective.step_identity))
@@ -137,6 +152,10 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
 
 
 def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> list[Row]:
+    """Return the rows of some collectives for a page, with the cause of their exposed time in words.
+
+    Values that are not known for a rank are ``None``.
+    """
     rows: Iterable[Row] = (
         {
             "collective": collective_name(collective.index, collective.bucket),
@@ -150,8 +169,9 @@ def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> l
 
 
 def _summed_rows(result: RunCollectives, by: str) -> Iterable[Row]:
+    """Yield a row for each step, bucket or group (``by``), with sums over its collectives."""
     groups: dict[Hashable, list[Collective]] = {}
-    for collective in result.collectives:  # two steps with the same number have a row each
+    for collective in result.collectives:  # by key: two steps with the same number have a row each
         step = collective.step_key if by == "step" else None
         groups.setdefault((*_key(collective, by).values(), step), []).append(collective)
     for members in groups.values():
@@ -163,13 +183,19 @@ def _summed_rows(result: RunCollectives, by: str) -> Iterable[Row]:
 
 
 def _runs_at_once(row: Row) -> bool:
+    """Whether collectives of a row ran at the same time: durations sum to more than the overlapped and exposed time."""
     parts = [row["duration_ms"], row["overlapped_ms"], row["exposed_ms"]]
     whole, *known = (part for part in parts if isinstance(part, (int, float)))
-    return len(known) == len(parts) - 1 and whole > sum(known) + 1e-6  # a nanosecond
+    return len(known) == len(parts) - 1 and whole > sum(known) + 1e-6  # 1e-6 ms is a nanosecond
 
 
 def _key(collective: Collective, by: str) -> Row:
-    """Return what the collectives of a row share; without buckets that is the position in the step."""
+    """Return the columns that identify a row: what its collectives have in common.
+
+    Args:
+        collective: One of them.
+        by: ``step``, ``group`` or ``bucket``. A collective without a bucket is identified by its position in the step.
+    """
     if by == "step":
         return {"rank": _rank(collective), "step": collective.step}
     if by == "group":
@@ -179,4 +205,5 @@ def _key(collective: Collective, by: str) -> Row:
 
 
 def _rank(collective: Collective) -> str | int:
+    """Return the number of the rank; its name if the number is not known, or if its process uses several devices."""
     return collective.name if collective.rank is None or collective.of_several else collective.rank

@@ -1,4 +1,4 @@
-"""Tables that compare runs: a row per run, the waterfall, and the changes between two runs."""
+"""Makes the tables that compare runs: a row per run, the waterfall, and the changes between two runs."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ HOW_TO_READ = (
 
 
 _FEW_RUNS = 3
+"""Most runs whose cost is told in notes; of more runs, only the columns tell it."""
 
 
 def compare_view(
@@ -48,9 +49,19 @@ def compare_view(
     changes: Sequence[PartChange],
     costs: Sequence[RunCost],
 ) -> TableView:
+    """Return the table that compares runs, a row per run; its document also has the waterfall and the changes.
+
+    Args:
+        results: The overlap of each run.
+        summaries: Its figures, with its speed-up.
+        waterfall: How the mean step changes from run to run.
+        changes: What changed between two runs of one variant; empty for other runs.
+        costs: What communication costs each run.
+    """
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
     notes = [how_to_read(summaries), recorders if "ed by nsys" in recorders else f"recorded by {recorders}"]
+    # Why runs have no speed-up, or none that the measurements support.
     base = next((summary for summary in summaries if summary.label == BASELINE), None)
     if other := [summary.label for summary in summaries if base and summary.device != base.device]:
         notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")
@@ -63,7 +74,7 @@ def compare_view(
         notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")
     if whole := [run.label for run in summaries if run.label.startswith(f"{BUCKETED} ") and run.collectives == 1]:
         notes.append(f"{whole[0]}: one bucket holds all gradients, so that any larger size gives the same")
-    if len(summaries) <= _FEW_RUNS:  # of more, the columns tell
+    if len(summaries) <= _FEW_RUNS:  # for more runs, only the columns tell it
         notes += [f"cost, {', '.join(labels)}: {text}" for text, labels in _cost_texts(summaries, costs).items()]
     notes += warnings
     document = {
@@ -80,7 +91,10 @@ def compare_view(
 
 
 def _cost_texts(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -> dict[str, list[str]]:
-    """Say of each run what communication slows and what could be gained at most, with the labels of equal ones."""
+    """Return what communication slows and what could be gained at most, for each run where that is known.
+
+    The keys are these texts, the values the labels of the runs to which a text applies.
+    """
     labels: dict[str, list[str]] = {}
     for summary, cost in zip(summaries, costs, strict=True):
         if not summary.reason and (text := cost_text(cost.cost, cost.bounds)):
@@ -89,7 +103,7 @@ def _cost_texts(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -
 
 
 def how_to_read(summaries: Iterable[VariantSummary]) -> str:
-    """Explain the columns; the speed-up only if a run is the baseline, and where it comes from."""
+    """Explain the columns; the speed-up only if there is a baseline, and then also how it was measured."""
     known = [summary for summary in summaries if summary.speedup is not None]
     if not known:
         return HOW_TO_READ
@@ -103,11 +117,14 @@ def how_to_read(summaries: Iterable[VariantSummary]) -> str:
 
 
 def compare_rows(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -> list[Row]:
+    """Return a row for each run; what communication slows is taken from its cost."""
     pairs = zip(summaries, costs, strict=True)
     return [table_row(replace(summary, slowed_ns=cost.cost.contention_ns)) for summary, cost in pairs]
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:
+    """Return the parts of the first run's mean step, then a row for each change from one run to the next, in ms."""
+    # The last column is the whole step of the run that the row leads to.
     parts: list[Budget | Change] = [*waterfall.budgets[:1], *waterfall.changes]
     return [
         {
@@ -120,7 +137,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def readable_rows(waterfall: Waterfall) -> list[Row]:
-    """Return the rows for people, where an insignificant change is shown as its spread."""
+    """Return the rows for people: a change that is not significant is shown as the interval within which it lies."""
     rows = waterfall_rows(waterfall)
     for row, change in zip(rows[1:], waterfall.changes, strict=True):
         for part in (*PARTS, "step"):
@@ -132,6 +149,7 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def waterfall_notes(waterfall: Waterfall) -> list[str]:
+    """Return how to read the waterfall, which runs are left out, and what is not known."""
     notes = ["mean step, ms: the first row has the parts of the step"] if waterfall.budgets else []
     if waterfall.changes:
         notes = [
@@ -154,6 +172,7 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
 
 
 def _contention_note(found: Contention) -> str:
+    """Say how much communication slows the kernels beside it, or why that is not known."""
     if found.slowdown is None:
         return found.reason or "not known"
     interval = ""
@@ -172,6 +191,7 @@ HOW_TO_READ_CHANGES = (
 
 
 def change_rows(changes: Sequence[PartChange]) -> list[Row]:
+    """Return a row for each part of the step that may have changed between two runs of one variant."""
     return [
         {
             **table_row(change),
@@ -183,7 +203,7 @@ def change_rows(changes: Sequence[PartChange]) -> list[Row]:
 
 
 def change_texts(changes: Sequence[PartChange]) -> list[str]:
-    """Describe each change beyond the spread: ``tail +4.00 ms: bucket 3 launches 4.00 ms later``."""
+    """Return a text for each change beyond the spread: ``tail +4.00 ms: bucket 3 launches 4.00 ms later``."""
     return [
         f"{change.part} {by_ns / 1e6:+.2f} ms" + (f": {collective_change_text(change.cause)}" if change.cause else "")
         for change in changes
@@ -192,6 +212,7 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:
+    """Return all changes beyond the spread as one text; if there are none, whether that is known."""
     changed = [change for change in changes if change.change_ns] or changes
     is_unknown = all(change.is_beyond_spread is None for change in changed)
     nothing = "what changed is not known" if is_unknown else "nothing changed beyond the spread"
@@ -199,6 +220,7 @@ def changed_text(changes: Sequence[PartChange]) -> str:
 
 
 def collective_change_text(change: CollectiveChange) -> str:
+    """Say what a collective does differently: ``bucket 3 launches 4.00 ms later``."""
     which, (verb, more, less) = collective_name(change.index, change.bucket), _MOVES[change.moved]
     return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"
 
@@ -210,9 +232,11 @@ _MOVES = {
     TRANSFER: ("transfers", "longer", "shorter"),
     DURATION: ("takes", "longer", "shorter"),
 }
+"""For each change of a collective: the verb, and the words for more and for less time."""
 
 
 def _significance(change: PartChange) -> str:
+    """Return whether a part became longer or shorter, or why neither is said."""
     if change.change_ns is None:
         return "not known"
     if change.is_beyond_spread is None:

@@ -1,4 +1,4 @@
-"""What the critical path of each step consists of."""
+"""Makes the table of critical paths: how the length of each step's path divides."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ddp_prof.present.table import Digest, TableView, run_document
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
 
 CRITICAL_SCHEMA = 2
-"""2: ``window_ns`` and ``host_ns`` are those of ``overlap``; what they meant before is called ``path_ns`` and
-``host_delay_ns``."""
+"""Version of the document.
+
+In version 2, ``window_ns`` and ``host_ns`` mean what they do in ``overlap``; what they meant in version 1 is called
+``path_ns`` and ``host_delay_ns``.
+"""
 PART_NAMES = {
     "compute": "compute",
     "transfer": "collectives",
@@ -20,7 +23,7 @@ PART_NAMES = {
     "host": "the host",
     "copies": "copies",
 }
-"""The parts of a critical path, as words of a sentence."""
+"""The parts of a critical path, in the words of a sentence."""
 
 
 _HOW_TO_READ_PATHS = (
@@ -30,6 +33,7 @@ _HOW_TO_READ_PATHS = (
 
 
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
+    """Return the table of critical paths, a row per step."""
     headline = critical_headline(critical)
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if run.has_steps and critical.steps:
@@ -58,6 +62,10 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
 
 
 def critical_headline(critical: RunCritical) -> str:
+    """Return what the critical path of median length consists of, or why it is not known.
+
+    It also names the collective on the path that costs most, and how much earlier the step would end without it.
+    """
     path = critical.median
     if path is None:
         return f"The critical path is not known: {critical.reason}."

@@ -1,4 +1,4 @@
-"""What keeps communication from hiding: findings, evidence, what to change."""
+"""Makes the text and the rows of the doctor's findings: what keeps communication from hiding, and what to change."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
 
 _SHOWN_RANKS = 3
+"""Most ranks that a text names; more are only counted."""
 
 
 def undecided_text(diagnosis: Diagnosis) -> str:
+    """Return how many rules could not be decided, after ``; ``; empty if all could."""
     rules = [one.rule for one in diagnosis.abstained if one.rule != ABOUT_COMMUNICATION]
     which = [ABOUT_COMMUNICATION] if len(rules) < len(diagnosis.abstained) else []
     which += [f"{len(rules)} more" if which else count_noun(len(rules), "rule")] if rules else []
@@ -23,7 +25,13 @@ def undecided_text(diagnosis: Diagnosis) -> str:
 
 
 def rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:
-    """Name the finding, the ranks that it concerns if these are not all, and its cost."""
+    """Return the name of a finding, the ranks that it concerns if not all, its expected gain, and its cost at most.
+
+    Args:
+        finding: The finding.
+        ranks: Number of ranks of the run.
+        has_steps: Whether times are per step, not of the whole capture.
+    """
     found = len(finding.ranks)
     names = ", ".join(finding.ranks) if found <= _SHOWN_RANKS else f"{found} of {ranks} ranks"
     where = f" on {names}" if 0 < found < ranks else ""
@@ -37,6 +45,7 @@ def rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:
 
 
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
+    """Return the findings as lines of text, and as rows for programs."""
     lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
     for number, finding in enumerate(diagnosis.findings, 1):
         found = rule_and_cost(finding, len(run.ranks), has_steps=run.has_steps)

@@ -1,4 +1,4 @@
-"""What a trace holds."""
+"""Makes the table of what a trace contains."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ddp_prof.variants import variant_extras
 
 
 def info_view(inventory: TraceInventory) -> TableView:
+    """Return the table of what a trace contains, with a row per process, and advice in its notes."""
     producer = f" {inventory.producer}" if inventory.producer else ""
     title = (
         f"{source_name(inventory.trace, 1)} · {inventory.source}{producer} · device: {inventory.device} · "
@@ -28,6 +29,7 @@ def info_view(inventory: TraceInventory) -> TableView:
 
 
 def _how_made(run: Manifest) -> str:
+    """Say how a run was made, from its manifest."""
     bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MiB"
     bucket += "".join(f", {extra}" for extra in variant_extras(run.options))
     parameters = sum(parameter.numel for parameter in run.parameters)

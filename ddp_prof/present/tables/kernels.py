@@ -1,4 +1,4 @@
-"""Which kernels took the time, what hid communication, and why devices were idle."""
+"""Makes three tables: which kernels took the time, what hid communication, and why devices were idle."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.present.text import count_noun, join_lines, plain_name, source_name
 
 _LONGEST_NAME = 60
+"""Most characters of a kernel's short name."""
 _LONGEST_TYPE = 4000
-"""Characters in which a function's parameters begin, else its name counts as it is."""
+"""Characters of a name within which the parameters must begin; otherwise no return type is cut off."""
 _DURATIONS_ADD_UP = "durations are summed over ranks, steps and streams, so they may exceed the time that passed"
 _SLOWDOWN = (
     f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
@@ -35,7 +36,13 @@ NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are k
 
 
 def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
-    """Return the tables ``kernels`` (the first ``top`` kernels, or all), ``hidden`` and ``idle``."""
+    """Return the tables ``kernels``, ``hidden`` (what hid communication) and ``idle`` (why devices were idle), by name.
+
+    Args:
+        result: The overlap of the run.
+        use: How its devices spent their time.
+        top: Number of kernels in the table, those with most time; ``None`` for all.
+    """
     title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
     notes = _kernel_notes(use, top) or [
         next((rank.reason for rank in result.ranks if rank.reason in NOTHING_LEFT), NO_KERNELS)
@@ -70,18 +77,25 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
 
 
 def most_of(view: TableView) -> str:
+    """Return the name and the percentage of the largest row of one of the tables; if it is empty, its first note."""
     if not view.rows:
         return view.notes[0]
     key = next(key for key in view.rows[0] if key.startswith("of_"))
     row = max(view.readable_rows, key=lambda row: row[key] or 0)
     names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
-    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # there is none if all kernels have length 0
+    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # none if all kernels have length 0
     return f"{', '.join(names)}{share}"
 
 
 def short_name(name: str) -> str:
+    """Return a kernel's name without return type, namespaces and parameters, cut to ``_LONGEST_NAME`` characters.
+
+    A class is kept if the function itself is only called ``kernel``. A name that is cut ends in ``…``.
+    """
+    # Remove anonymous namespaces, casts before numbers, and the return type void.
     plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
     plain = _without_return_type(plain)
+    # The name with its namespaces, and the template arguments, whose types lose their namespaces below.
     outer, bracket, inner = plain.partition("(")[0].partition("<")
     *_, folder, last = ("", *outer.split("::"))
     short = f"{folder}::{last}" if last.lower() == "kernel" else last
@@ -91,8 +105,12 @@ def short_name(name: str) -> str:
 
 
 def _without_return_type(name: str) -> str:
-    """Cut what stands before the name of a function template: ``enable_if<(n > 0), void>::type f<n>(int)``."""
-    inside = in_types = begin = 0  # of parentheses, of angle brackets outside of them; where the name begins
+    """Return the name of a function template without its return type.
+
+    For example, ``enable_if<(n > 0), void>::type f<n>(int)`` becomes ``f<n>(int)``.
+    """
+    # How deep the letter is in parentheses, and outside of these in angle brackets; where the name begins.
+    inside = in_types = begin = 0
     for at, letter in enumerate(name[:_LONGEST_TYPE]):
         if letter == "(" and not inside and not in_types:
             return name[begin:]
@@ -105,6 +123,10 @@ def _without_return_type(name: str) -> str:
 
 
 def hidden_rows(use: DeviceUse) -> list[Row]:
+    """Return a row for each phase and kind of compute that ran beside communication.
+
+    Times are summed over ranks; the longest comes first.
+    """
     parts: Counter[tuple[str | None, str]] = Counter()
     for rank in use.ranks:
         for part in rank.hidden:
@@ -117,6 +139,7 @@ def hidden_rows(use: DeviceUse) -> list[Row]:
 
 
 def idle_rows(use: DeviceUse) -> list[Row]:
+    """Return a row for each cause of idle time that occurs, summed over ranks."""
     causes: Counter[str] = Counter()
     for rank in use.ranks:
         causes.update(dict(rank.idle.causes))
@@ -129,6 +152,7 @@ def idle_rows(use: DeviceUse) -> list[Row]:
 
 
 def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
+    """Return how to read the table of kernels, and how many it leaves out; empty without kernels."""
     if not use.kernels:
         return []
     left_out = len(use.kernels) - len(use.kernels[:top])
@@ -138,6 +162,7 @@ def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
 
 
 def _hidden_notes(ranks: Sequence[RankOverlap], use: DeviceUse) -> list[str]:
+    """Return how to read the table of what hid communication, or why it is empty."""
     reasons = dict.fromkeys(filter(None, (of.reason for of in ranks if of.reason != NO_COMMUNICATION)))
     notes = [f"overlapped time not known: {reason}" for reason in reasons]
     if not any(rank.overlapped_ns for rank in use.ranks):
@@ -147,6 +172,7 @@ def _hidden_notes(ranks: Sequence[RankOverlap], use: DeviceUse) -> list[str]:
 
 
 def _idle_notes(use: DeviceUse) -> list[str]:
+    """Return how to read the table of idle time, or why it is empty."""
     reasons: Mapping[str, None] = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.idle.reason)
     notes = [f"idle time not known: {reason}" for reason in reasons]
     if not any(rank.idle.causes for rank in use.ranks):

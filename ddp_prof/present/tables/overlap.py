@@ -1,4 +1,4 @@
-"""How much communication hides behind compute, by rank or step."""
+"""Makes the table of how much communication hides behind compute, by rank or step."""
 
 from __future__ import annotations
 
@@ -19,16 +19,25 @@ from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_n
 from ddp_prof.trace import SOURCE_NAMES
 
 _LARGE_DIFFERENCE = 0.05
-"""Share of a step by which ranks, or steps, must differ in exposed time before a note says so."""
+"""Least difference of exposed time, as a fraction of a step, with which ranks or steps count as different."""
 MOST_STEPS = 200
-"""Rows of the table of steps on a page."""
+"""Most rows of the table of steps on a page."""
 DIGEST = Digest(
     "exposed_ms",
     tuple({one.table_key for kind in (RankOverlap, StepOverlap) for one in table_columns(kind) if one.adds_up}),
 )
+"""How the table is shortened for a terminal."""
 
 
 def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None = None, *, by_step: bool) -> TableView:
+    """Return the table of overlap, with a row for each rank, or for each step of each rank.
+
+    Args:
+        result: The overlap of the run.
+        headline: The main finding; part of the title.
+        cost: What communication costs, for the document; ``None`` if not measured.
+        by_step: Whether rows are steps.
+    """
     notes = overlap_notes(result, headline)
     if by_step:
         notes += _window_notes(result)
@@ -57,7 +66,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None 
 
 
 def steps_view(result: TraceOverlap) -> TableView:
-    """Return the table of the first steps, for a page."""
+    """Return the table of the first ``MOST_STEPS`` rows by step, for a page."""
     rows = _rows(result, by_step=True)
     more = [f"{count_noun(len(rows) - MOST_STEPS, 'more row')}; all of them: ddp-prof overlap --steps"]
     notes = [*_window_notes(result), *(more if len(rows) > MOST_STEPS else [])]
@@ -65,9 +74,10 @@ def steps_view(result: TraceOverlap) -> TableView:
 
 
 def _rows(result: TraceOverlap, *, by_step: bool) -> list[Row]:
-    """Return a row for each rank, or for each step of each rank."""
+    """Return a row for each rank, or with ``by_step`` for each step of each rank."""
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
+    # The figures of all rows are made at once, since a column may be left out for all of them.
     figures = iter(table_rows([of for rank in result.ranks for of in (rank.steps if by_step else [rank])]))
     for rank in result.ranks:
         identity: Row = {
@@ -84,6 +94,7 @@ def _rows(result: TraceOverlap, *, by_step: bool) -> list[Row]:
 
 
 def _window_notes(result: TraceOverlap) -> list[str]:
+    """Return a note on the columns of windows, unless the window of each step is the step itself."""
     if all(step.window_ns == step.length.ns for rank in result.ranks for step in rank.marked_steps):
         return []
     note = (
@@ -94,6 +105,7 @@ def _window_notes(result: TraceOverlap) -> list[str]:
 
 
 def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
+    """Return a rank with its steps for JSON; costs are ``None`` if not measured."""
     of_steps = cost.steps if cost else (None,) * len(rank.steps)
     steps = [
         {**document_of(step), "cost": of_step and _step_cost_document(of_step)}
@@ -107,7 +119,10 @@ def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
 
 
 def _step_cost_document(cost: StepCost) -> Document:
-    """The parts of a step; ``limits_ns`` are those of each part that is estimated, or not known."""
+    """Return the parts of a step for JSON.
+
+    ``limits_ns`` has the lower and upper limit of each part that is estimated, or not known exactly.
+    """
     limits: dict[str, tuple[int | None, int | None]] = {
         part: (getattr(cost, f"{part}_low_ns"), getattr(cost, f"{part}_high_ns")) for part in PARTS
     }
@@ -119,6 +134,7 @@ def _step_cost_document(cost: StepCost) -> Document:
 
 
 def _title(result: TraceOverlap) -> str:
+    """Return the title: files, profiler, device, and how much of the work could be assigned to a step."""
     parts = [source_name(result.trace, result.files), profiler_name(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
@@ -130,7 +146,7 @@ def _title(result: TraceOverlap) -> str:
 
 
 def profiler_name(result: TraceOverlap) -> str:
-    """Name the profiler, with the versions of the nsys that recorded and of the one that exported, where known."""
+    """Return the profiler; for nsys with the versions that recorded and that exported, where they are known."""
     name, recorder, exporter = SOURCE_NAMES.get(result.source, result.source), result.recorder, result.producer
     if name != "nsys" or not (recorder or exporter):
         return name
@@ -141,7 +157,7 @@ def profiler_name(result: TraceOverlap) -> str:
 
 
 def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
-    """Return what is unknown or assumed, one line each, without reasons that the headline gives."""
+    """Return what is unknown or assumed, one line each, without reasons that ``headline`` already gives."""
     first = [f"missing: {result.missing}"] if result.missing else []
     reasons = [
         f"{rank.name}: no overlap figure: {rank.reason}"
@@ -161,7 +177,7 @@ def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
 
 
 def _differences(result: TraceOverlap) -> Iterator[str]:
-    """Yield notes if ranks or steps expose such different times that a median over steps stands for few of them."""
+    """Yield notes if ranks, or steps, expose such different times that the median over steps represents few of them."""
     exposed: dict[str, list[int]] = {}
     for rank in (rank for rank in result.ranks if not rank.reason):
         if known := [step.exposed_ns for step in rank.communicating_steps if step.exposed_ns is not None]:
@@ -177,6 +193,7 @@ def _differences(result: TraceOverlap) -> Iterator[str]:
             f"ranks differ: {high} exposes {milliseconds(typical[high])} per step, {low} {milliseconds(typical[low])}; "
             "figures per step are medians over the steps of all ranks"
         )
+    # A mean far above the median: a few steps expose much more than the others.
     mean = {name: round(fmean(values)) for name, values in exposed.items()}
     name = max(mean, key=lambda name: mean[name] - typical[name])
     if not result.outliers and mean[name] - typical[name] > max(typical[name], least_ns):
@@ -187,13 +204,13 @@ def _differences(result: TraceOverlap) -> Iterator[str]:
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
-    """Return each note once; if it does not hold for all runs, with their labels."""
+    """Return the notes of all runs, each once; a note that does not hold for all runs begins with their labels."""
     warnings = warnings_by_run(results).items()
     return [text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings]
 
 
 def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
-    """Return what is unknown or assumed, with the labels of the runs for which that holds."""
+    """Return each note on what is unknown or assumed, with the labels of the runs to which it applies."""
     labels: dict[str, list[str]] = {}
     for result in results:
         for warning in overlap_notes(result):
@@ -202,7 +219,10 @@ def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
 
 
 def _communication_not_recorded(rank: RankOverlap, of: RankOverlap | StepOverlap) -> Row:
-    """Return unknown times of communication if what communicated was not recorded: none is no zero then."""
+    """Return the times of communication as unknown, if what communicated was not recorded; else an empty row.
+
+    Without this, the table would show zeros.
+    """
     if rank.reason not in (None, NO_COMMUNICATION) and not of.comm_ns:
         return {"comm_ms": None, "overlapped_ms": None, "exposed_ms": None}
     return {}

@@ -1,4 +1,4 @@
-"""Which rank arrives last, how often, and what that costs."""
+"""Makes the table of skew: which rank arrives last, how often, and what that costs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from ddp_prof.present.tables.collectives import alignment_document, alignment_no
 from ddp_prof.present.text import count_noun, join_lines, source_name
 
 SKEW_SCHEMA = 2
-"""2: ``collectives`` means what it does in ``overlap``; what it meant before is called ``matched``."""
+"""Version of the document.
+
+In version 2, ``collectives`` means what it does in ``overlap``; what it meant in version 1 is called ``matched``.
+"""
 SKEW_DIGEST = Digest(
     "costs_others_ms", ("collectives", "matched", "last_collectives", "last_steps", "last_%", "costs_others_ms")
 )
+"""How the table is shortened for a terminal."""
 
 
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
+    """Return the table of skew, with a row per rank; no rows if lags are not known."""
     headline = skew_headline(skew).text
     document = run_document(
         run,
@@ -30,7 +35,7 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
         warnings=list(skew.warnings),
     )
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
-    if skew.reason:  # the rows would hold only zeros
+    if skew.reason:  # the rows would have only zeros
         return TableView(join_lines([title, headline]), [], skew.warnings, document)
     rows: list[Row] = [
         {"run": run.label, "rank": rank.name.removeprefix("rank "), **table_row(rank)} for rank in skew.ranks

@@ -1,4 +1,4 @@
-"""The summary of a run: text for people, rows for programs."""
+"""Makes the summary of runs: text about one run, or a table of several runs."""
 
 from __future__ import annotations
 
@@ -42,20 +42,22 @@ _PARTS = {
 }
 
 _SHORT_PARTS = _PARTS | {"overlapped": "overlapped", "exposed": "exposed", "exposed_memory": "copies"}
+"""The parts of a step, by their names in results, in the words of the whole answer and of the short answer."""
 _LEAST_SHARE = 0.01
-"""Parts of a step with a smaller share are left out of the short answer."""
+"""Fraction of the step below which the short answer leaves a part out."""
 _SHORT = 130
-"""Characters of advice that the short answer shows; two lines beside a name."""
+"""Most characters of advice in the short answer: two lines of a terminal, beside the line's label."""
 _SEE_DOCTOR = " (ddp-prof doctor)"
 _REASONS_OF_IDLE = {
     "launch-bound host": "the host launches work too late",
     "overhead of the profiler": "the profiler itself takes time",
 }
+"""For rules of the doctor: why the device is idle, in the words of a sentence."""
 
 
 @dataclass(frozen=True)
 class SummarizedRun:
-    """The results that a summary shows."""
+    """The results of a run that a summary shows; its properties are the texts made from them."""
 
     result: TraceOverlap
     summary: VariantSummary
@@ -65,38 +67,53 @@ class SummarizedRun:
 
     @property
     def headline(self) -> str:
+        """What hiding all communication would gain at most."""
         return gain_headline(self.summary, self.cost.cost if self.cost else None)
 
     @property
     def cost_text(self) -> str | None:
+        """What communication slows, and the most that could be gained; ``None`` if not known."""
         return cost_text(self.cost.cost, self.cost.bounds) if self.cost and not self.summary.reason else None
 
     @property
     def cause(self) -> str:
+        """The main cause of exposed time."""
         collectives = self.explanation.collectives
         return cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
 
     @property
     def idle(self) -> str | None:
-        """See :func:`idle_headline`; with its reason, if the doctor found one."""
+        """A sentence that the device is idle for longer than communication is exposed; ``None`` if it is not.
+
+        The sentence gives the reason if the doctor found one; see :func:`idle_headline`.
+        """
         rules = [finding.rule for finding in self.diagnosis.findings]
         reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in rules), None)
         return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else "")
 
     @property
     def advice(self) -> str | None:
+        """The advice of the first finding; ``None`` without findings."""
         return self.diagnosis.findings[0].advice if self.diagnosis.findings else None
 
     def notes(self, headline: str = "") -> list[str]:
-        """Doubts about the capture first, then what is not known of blocking."""
+        """Return the notes: doubts about the capture first, then what is not known of blocking.
+
+        Reasons that ``headline`` gives are left out.
+        """
         notes = [*overlap_notes(self.result, headline), *self.explanation.run.match_doubts]
+        # False sorts before True, and the order is otherwise kept.
         return sorted(notes, key=lambda note: note.startswith("blocking is"))
 
     @property
     def all_files(self) -> str:
-        """The files of the run for a shell; a pattern if they differ only in a number: ``train.rank*.json.gz``."""
+        """The files of the run, quoted for a shell.
+
+        Files whose names differ only in a number become a pattern: ``train.rank*.json.gz``.
+        """
         paths = {rank.clock for rank in self.explanation.run.ranks} | {self.result.trace}
         names = sorted(str(path) for path in paths)
+        # What all names begin with and end with, without digits at the border: these belong to the number.
         first = os.path.commonprefix(names).rstrip(digits)  # noqa: RUF071 - of characters
         end = os.path.commonprefix([name[::-1] for name in names])[::-1].lstrip(digits)  # noqa: RUF071
         if len(names) > 1 and all(name[len(first) : len(name) - len(end)].isdecimal() for name in names):
@@ -105,6 +122,7 @@ class SummarizedRun:
 
     @property
     def next_commands(self) -> list[str]:
+        """The commands that show more, the most useful one first."""
         traces = self.all_files
         if self.summary.reason:
             return [f"ddp-prof info {traces}", f"ddp-prof kernels {traces}"]
@@ -112,9 +130,11 @@ class SummarizedRun:
 
 
 def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> TableView:
-    """Return the answer about one run, about ten lines; one row per run for several, with what is not known.
+    """Return the answer about one run as about ten lines of text; for several runs a table with a row each.
 
-    ``whole``: with the notes, and with the sentences that the short answer leaves out.
+    Args:
+        runs: The runs, at least one.
+        whole: Whether to add the notes, and the sentences that the short answer leaves out.
     """
     document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
     rows = [_row(run) for run in runs]
@@ -131,6 +151,7 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
 
 
 def _document(run: SummarizedRun) -> Document:
+    """Return the figures and the texts of a run for JSON."""
     known = (
         "label",
         "device",
@@ -159,6 +180,7 @@ def _document(run: SummarizedRun) -> Document:
 
 
 def _row(run: SummarizedRun) -> Row:
+    """Return the row of a run in the table of several runs."""
     summary = run.summary
     return {
         "run": summary.label,
@@ -170,26 +192,29 @@ def _row(run: SummarizedRun) -> Row:
 
 
 def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
-    """The answer first, what to change, then the figures: twelve lines of a terminal, for most runs.
+    """Return the lines of the short answer as label and text: what to gain and to change first, then the figures.
 
-    Where the device is idle for longer than communication is exposed, the cause of the latter is left to the notes.
+    A text may be ``None`` or empty; then the line is left out. Most runs need at most twelve lines of a terminal. Where
+    the device is idle for longer than communication is exposed, the cause of exposed time is left to the notes.
     """
     summary, result, collectives = run.summary, run.result, run.explanation.collectives
     cause, of_cause = cause_in_short(run.explanation.root_cause, collectives.reason, collectives.blocking)
     findings = run.diagnosis.findings
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
+    # What makes the figures doubtful; all other notes are only counted.
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
     doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in doubts]
     read = [*_source_facts(result, summary), SOURCE_NAMES.get(result.source, result.source)]
     why = ("cause", None if summary.reason or run.idle else cause)
+    # Advice that follows from the cause comes after it; a finding of the doctor comes before.
     is_of_cause = of_cause and not findings and not summary.reason
     change = ("change", of_cause if is_of_cause else _short_advice(run))
     return [
         ("missing", result.missing),
         ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
         ("gain", gain_in_short(summary, *costs)),
-        *((why, change) if is_of_cause and not run.idle else (change, why)),  # what a cause advises speaks of it
+        *((why, change) if is_of_cause and not run.idle else (change, why)),  # advice from the cause refers to it
         ("step", _shares(summary)),
         ("comm", _communication(summary, in_short=True)),
         ("notes", "; ".join(doubts)),
@@ -199,6 +224,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
 
 
 def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
+    """Return all lines of the answer as label and text, with every note; without a text a line is left out."""
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     source = source_name(run.result.trace, run.result.files)
     read = (source, *_source_facts(run.result, run.summary), profiler_name(run.result))
@@ -218,10 +244,11 @@ def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
 
 
 def _short_advice(run: SummarizedRun) -> str:
-    """The first finding's advice as far as it fits, by whole clauses."""
+    """Return the first finding's advice, cut after the last clause that fits; remarks in brackets are left out."""
     if not run.diagnosis.findings:
         return main_advice(run)
     first, *others = run.diagnosis.findings
+    # Brackets may contain a pair of brackets, as in no_sync().
     clauses = re.split(r"(?<=[;:.]) ", re.sub(r" \([^()]*(?:\(\)[^()]*)*\)", "", first.advice))
     kept = clauses[:1]
     for clause in clauses[1:]:
@@ -230,12 +257,13 @@ def _short_advice(run: SummarizedRun) -> str:
         kept.append(clause)
     text = first.advice if len(first.advice) <= _SHORT else f"{' '.join(kept).rstrip(';:.')}."
     more = f" {count_noun(len(others), 'more finding')}." if others else ""
-    if first.expected_gain_ns is not None:  # the limit is left to the notes
+    if first.expected_gain_ns is not None:  # beside it, the cost at most is left out
         first = replace(first, cost_ns=None)
     return f"{rule_and_cost(first, run.summary.ranks, has_steps=bool(run.summary.steps))}: {text}{more}"
 
 
 def _source_facts(result: TraceOverlap, summary: VariantSummary) -> list[str]:
+    """Return device, number of ranks and number of steps, as texts."""
     of = f" of {result.world_size}" if result.world_size and result.world_size != summary.ranks else ""
     ranks = f"{summary.ranks}{of} ranks" if of else count_noun(summary.ranks, "rank")
     no_steps = summary.reason if summary.reason in NOTHING_LEFT else "no steps are marked (see --step-range)"
@@ -243,7 +271,10 @@ def _source_facts(result: TraceOverlap, summary: VariantSummary) -> list[str]:
 
 
 def _parts(summary: VariantSummary) -> str | None:
-    """Return the median length of a step, and the parts of the step nearest to all medians, which sum to its length."""
+    """Return the median length of a step, and the parts of the step nearest to all medians, which sum to its length.
+
+    ``None`` if no length is known.
+    """
     if not summary.step_ns:
         return None
     whole, nearest_ns = milliseconds(summary.step_ns), summary.nearest_step_ns
@@ -266,7 +297,10 @@ def _parts(summary: VariantSummary) -> str | None:
 
 
 def _shares(summary: VariantSummary) -> str | None:
-    """Return the length and the shares of the parts of the step nearest to all medians."""
+    """Return the length of the step nearest to all medians, and its parts in per cent.
+
+    ``None`` if no length is known.
+    """
     step_ns = summary.communicating_step_ns or summary.step_ns
     if not summary.step_ns or not step_ns:
         return None
@@ -278,16 +312,20 @@ def _shares(summary: VariantSummary) -> str | None:
     whole, own = milliseconds(step_ns), milliseconds(summary.nearest_step_ns)
     if own == whole:
         return f"{own}{which}: {shown}"
-    told = "" if summary.comm_ns else f"{whole}{which}, the median; "  # else the headline tells it
+    told = "" if summary.comm_ns else f"{whole}{which}, the median; "  # otherwise the line on the gain says it
     return f"{told}{'one ' if told else ''}of {own}{'' if told else which}: {shown}"
 
 
 def _shortened(note: str) -> str:
-    """A note without the explanation of what differs."""
+    """Return a note without the explanation that follows a difference of ranks or steps."""
     return note.partition("; ")[0] if note.startswith(("ranks differ: ", "steps differ: ")) else note
 
 
 def _communication(summary: VariantSummary, *, in_short: bool = False) -> str | None:
+    """Return how long a step communicates, and how much of that is overlapped, exposed and blocking.
+
+    ``None`` if it is not known, or if nothing communicates. ``in_short`` leaves out which steps it is of.
+    """
     if not summary.comm_ns or summary.overlapped_ns is None or summary.exposed_ns is None:
         return None
     blocking = "blocking is not known"
@@ -303,6 +341,7 @@ def _communication(summary: VariantSummary, *, in_short: bool = False) -> str | 
 
 
 def main_advice(run: SummarizedRun) -> str:
+    """Return the first finding with its cost and advice, and how many others there are."""
     diagnosis = run.diagnosis
     if not diagnosis.findings:
         return f"no finding{undecided_text(diagnosis)}"

@@ -1,4 +1,4 @@
-"""The table of predicted changes."""
+"""Makes the table of predicted changes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ _HOW_TO_READ = (
 
 
 def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> TableView:
+    """Return the table of predicted changes, a row per question.
+
+    Args:
+        run: The overlap of the run.
+        cost: What communication costs it.
+        found: The predictions.
+    """
     bounds = cost_text(cost.cost, cost.bounds)
     title = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
     title += [f"{bounds[0].upper()}{bounds[1:]}"] if bounds else []
@@ -60,6 +67,13 @@ def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> Tabl
 
 
 def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str]:
+    """Yield how to read the table: the interval, the model's own error, and what compute beside communication takes.
+
+    Args:
+        found: The predictions.
+        of_kernels: How many times as long kernels take beside communication, by those that could be compared; ``None``
+            if not known.
+    """
     if found.measured_ns is None or not found.predictions:
         return
     yield _HOW_TO_READ
@@ -76,13 +90,17 @@ def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """What the table says of single changes, below it: a column of sentences would hide the numbers."""
+    """Return why some changes are not predicted, for below the table, with the changes that have the same reason.
+
+    A column of sentences would push the numbers out of sight.
+    """
     reasons = dict.fromkeys(str(row["why"]) for row in rows if row["why"])
     named = {why: ", ".join(str(row["what_if"]) for row in rows if row["why"] == why) for why in reasons}
     return [f"{changes}: {why}" for why, changes in named.items()]
 
 
 def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
+    """Return the row of one predicted change."""
     whole = None if found.measured_ns is None or one.change_ns is None else found.measured_ns + one.change_ns
     return {
         "run": label,
@@ -99,11 +117,12 @@ def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
 
 
 def _signed(ns: int) -> str:
+    """Return a time with its sign, also if it is positive."""
     return ("+" if ns > 0 else "") + milliseconds(ns)
 
 
 def _headline(found: RunPrediction) -> str:
-    """What is gained most, or why nothing is predicted; and what that is based on."""
+    """Return which change gains most, or why nothing is predicted; then what the predictions are based on."""
     if found.reason:
         return f"Nothing is predicted: {found.reason}."
     assert found.link is not None

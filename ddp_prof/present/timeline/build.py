@@ -1,4 +1,9 @@
-"""Lays out traces as a timeline: chooses steps and interval, and collects the facts about each run."""
+"""Lays out traces as a timeline: chooses steps and interval, and collects the facts about each run.
+
+In this module, the *home* of a trace is the :class:`View` of the steps to show, or without steps that of the first to
+the last work; its *view* is what the panel shows, which may begin earlier and end later. The *key* of a step is a
+number that is unique among the measured steps of a rank (see ``Steps.keys``); one step has the same key on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +36,26 @@ MAX_BOXES = 20_000
 
 
 def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
-    """Lay out traces from top to bottom with their first steps aligned; ranks of a run on one clock, if it is known.
+    """Lay out traces from top to bottom with their first steps aligned.
 
-    ``steps`` are numbers; by default the whole capture is shown.
+    Files of one run whose clocks can be compared are aligned by these clocks instead.
+
+    Args:
+        sources: The traces, one per panel.
+        steps: Numbers of the steps to show; ``None`` shows the whole capture.
+
+    Raises:
+        TraceError: A trace has none of the steps asked for.
     """
     chosen = [
         [_Rank(rank, _rows(rank, rank.steps.display_number, steps)) for rank in source.ranks] for source in sources
     ]
+    # The whole capture.
     if steps is None:
         homes = _homes(sources, chosen)
         views = [View(home.zero_ns, *captured_times(source.trace)) for source, home in zip(sources, homes, strict=True)]
         return _lay_out(sources, chosen, homes, views)
+    # Some steps: each trace must have one of them.
     for source, ranks in zip(sources, chosen, strict=True):
         path = source.trace.path
         numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
@@ -56,7 +70,16 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
 
 
 def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
-    """Lay out a few steps, few enough for a picture: by default :func:`typical_steps`, or how a capture begins."""
+    """Lay out a part of each trace that has few enough boxes for a picture.
+
+    Args:
+        sources: The traces, one per panel.
+        steps: Numbers of the steps to show; by default :func:`typical_steps`. A trace without these steps shows the
+            beginning of its capture: about ``MAX_BOXES`` boxes, divided equally among the traces.
+
+    Raises:
+        TraceError: A trace has none of the steps asked for.
+    """
     if steps is not None:
         return build_timeline(sources, steps)
     keys = typical_steps(sources)
@@ -65,9 +88,14 @@ def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = Non
 
 
 def typical_steps(sources: Sequence[Source]) -> list[int]:
-    """Return the keys of the step that a page opens on and of a neighbour: the next one, or the one before the last."""
+    """Return the keys of two successive steps: the typical one, on which a page opens, and the next.
+
+    If the typical step is the last one, the step before it comes first. They are chosen in the first trace with steps,
+    which may have only one. An empty list means that no trace has steps.
+    """
     for source in sources:
         ranks = [_Rank(rank, _rows(rank, rank.step_keys, None)) for rank in source.ranks]
+        # Only the order and the lengths of the steps matter here, so any time 0 will do.
         if marks := sorted(_step_marks(ranks, View(0, 0, 0)), key=lambda mark: mark.start_ns):
             keys = [mark.key for mark in marks]
             first = max(0, min(keys.index(choose_step(marks, source.typical_step)), len(keys) - 2))
@@ -76,7 +104,7 @@ def typical_steps(sources: Sequence[Source]) -> list[int]:
 
 
 class _Rank(NamedTuple):
-    """A rank, and the rows of its steps to show; none if the capture has no steps."""
+    """A rank, and the rows in ``events.steps`` of the steps to show; no rows if the capture has no steps."""
 
     events: RankEvents
     rows: Ints
@@ -87,6 +115,13 @@ def _why_left_out(ranks: Sequence[RankEvents]) -> str | None:
 
 
 def _rows(events: RankEvents, keys: Ints, wanted: Collection[int] | None) -> Ints:
+    """Return the rows of a rank's steps whose key or number is wanted.
+
+    Args:
+        events: The rank.
+        keys: The key or the number of each of its steps.
+        wanted: The keys or numbers to choose; ``None`` chooses all steps.
+    """
     chosen = True if wanted is None else np.isin(keys, list(wanted))
     return np.flatnonzero(np.broadcast_to(chosen, len(keys)) & events.has_steps)
 
@@ -94,7 +129,16 @@ def _rows(events: RankEvents, keys: Ints, wanted: Collection[int] | None) -> Int
 def _lay_out_steps(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None
 ) -> Timeline:
-    """Lay out some steps; a shorter panel also shows what follows its steps, so that it is not empty there."""
+    """Lay out some steps of each trace.
+
+    All panels show as much before and after time 0 as the panel that needs most, as far as their captures reach. So a
+    panel with shorter steps also shows what follows them, and is not empty there.
+
+    Args:
+        sources: The traces.
+        chosen: The ranks of each trace with their chosen steps.
+        most_boxes: See :func:`_home`.
+    """
     homes = _homes(sources, chosen, most_boxes)
     before = max((home.zero_ns - home.start_ns for home in homes), default=0)
     after = max((home.end_ns - home.zero_ns for home in homes), default=0)
@@ -108,8 +152,19 @@ def _lay_out_steps(
 def _lay_out(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], homes: Sequence[View], views: Sequence[View]
 ) -> Timeline:
-    """Make the panels; those on one clock share the interval of each step, because pages align panels by steps."""
+    """Make the panels of a timeline, one per trace.
+
+    Pages align panels by steps. So panels of a run on one clock get the same interval for a step: from its earliest
+    start to its latest end in these panels.
+
+    Args:
+        sources: The traces.
+        chosen: The ranks of each trace with their chosen steps.
+        homes: The interval of the chosen steps, for each trace.
+        views: What each panel shows.
+    """
     panels = list(map(_panel, sources, chosen, homes, views))
+    # By run and key of the step.
     marks: dict[tuple[int, int], StepMark] = {}
     for source, panel in zip(sources, panels, strict=True):
         for mark in panel.steps if source.clock else ():
@@ -125,6 +180,7 @@ def _lay_out(
 
 
 def _homes(sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None) -> list[View]:
+    """Return the :func:`_home` of each trace, with time 0 shared by the files of a run on one clock."""
     homes = [_home(ranks, most_boxes) for ranks in chosen]
     zeros = line_up(sources, [home.zero_ns for home in homes])
     return [home._replace(zero_ns=zero) for home, zero in zip(homes, zeros, strict=True)]
@@ -133,7 +189,8 @@ def _homes(sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_bo
 def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
     """Return the interval of the chosen steps on host and device; time 0 is the start of the first step.
 
-    Without steps it is the interval of all events, or of the first ones that make about ``most_boxes`` boxes.
+    Without steps it is the interval of all events, or of the first ones that make about ``most_boxes`` boxes. Then time
+    0 is the start of the first event.
     """
     starts, ends, zeros = [], [], []
     for events, rows in ranks:
@@ -143,8 +200,10 @@ def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
             starts += [*events.steps.start_ns[rows], *parts.start_ns[filled]]
             ends += [*events.steps.end_ns[rows], *parts.end_ns[filled]]
             zeros.append(events.steps.start_ns[rows].min())
+    # The interval of the steps, if there are any.
     if starts:
         return View(int(min(zeros)), int(min(starts)), int(max(ends)))
+    # Without steps: the interval of the events, warm-up included.
     tables = [table for rank in ranks if len(table := rank.events.including_warmup.events)]
     if not tables:
         return View(0, 0, 1)
@@ -156,8 +215,10 @@ def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
 
 
 def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Panel:
+    """Lay out one trace: the lanes of its ranks within the view, and the facts about its run."""
     lanes = []
     for (events, _), overlap, explained in zip(ranks, source.overlap.ranks, source.explained, strict=True):
+        # A rank is named by its number; where that is not known, by its process and GPU.
         title = f"process {events.process}" if events.device is None else f"pid {events.process}, GPU {events.device}"
         title = title if events.rank is None else f"rank {events.rank}"
         own = lanes_of(events, view, explained, overlap)
@@ -186,6 +247,10 @@ def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Pa
 
 
 def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
+    """Return the chosen steps, ordered by key, each with its interval over all ranks.
+
+    The interval lasts from the start on the host to the end on host and device, whichever is later.
+    """
     marks: dict[int, StepMark] = {}
     for events, rows in ranks:
         for row in rows.tolist():
@@ -198,7 +263,9 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
 
 
 def _facts(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
+    """Yield short texts about the run: caveats, ranks, backend, model, the steps shown, and how much is shown."""
     trace = source.trace
+    # Our range around the process tells what the manifest does not, if there is no manifest.
     process = next(iter(parse_ranges(trace.names, PROCESS).values()), None)
     manifest = trace.manifest
     world = manifest.world_size if manifest else process and process.number("world")
@@ -215,7 +282,10 @@ def _facts(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> It
 
 
 def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
-    """Name the steps that begin in the view; beside a longer panel these are more than the chosen ones."""
+    """Yield which steps begin in the view, or why there are none.
+
+    Beside a longer panel these may be more steps than the chosen ones.
+    """
     rank = next((events for events, rows in ranks if len(rows)), None)
     if rank is None:
         yield _why_left_out([events for events, _ in ranks]) or "no steps are marked in this trace"
@@ -229,8 +299,9 @@ def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
 
 
 def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
-    """Say how much of the capture the view holds, and which events are in no panel."""
+    """Yield how much of the capture the view holds, a note on clock drift, and which events are in no panel."""
     first, last = captured_times(source.trace)
+    # Lengths of home, view and capture as texts; the 0 stands in for the time 0 of a View, which is not needed.
     seen, held, captured = (milliseconds(end - start) for _, start, end in (home, view, (0, first, last)))
     has_steps = any(len(rank.rows) for rank in ranks)
     if (view.start_ns, view.end_ns) == (first, last):
@@ -239,6 +310,7 @@ def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View)
     elif not has_steps:
         yield f"{held} of {captured} shown"
     yield from drift_text(source, view.start_ns, view.end_ns)
+    # Ranges and CUDA calls of processes that are no rank have no lane.
     processes = [rank.process for rank in source.ranks]
     others = []
     for name, process in (("ranges", source.trace.spans.process), ("CUDA calls", source.trace.calls.process)):

@@ -1,10 +1,11 @@
 """Encodes the boxes of a timeline as columns of bytes, so compact that a page can hold millions.
 
-Boxes are sorted by row (a level of a lane) and start. Each column of integers is turned into small numbers, then into
-natural numbers, then into planes of bytes, the lowest byte first. A block of rows has only the planes that its numbers
-need, and the planes of high bytes are nearly all zero, so they compress well. The boxes of ``where time goes`` start
-and end at the times of boxes in the rank's other lanes; so they hold positions in the sorted list of these times, which
-need hardly any room. ``assets/data/columns.js`` decodes the columns::
+Boxes are sorted by row (a level of a lane) and start. Each column of integers becomes small numbers (by differences),
+then natural numbers, then *planes* of bytes: first the lowest byte of all numbers, then the next byte of all, and so
+on. A block of numbers has only the planes that it needs, and the planes of high bytes are nearly all zero, so they
+compress well. The boxes of ``where time goes`` start and end at the times of boxes in the rank's other lanes. So they
+hold positions in the sorted list of these times, which need hardly any space. ``assets/data/columns.js`` decodes the
+columns::
 
     gap        start of a box minus the end of the box before (for the first box, minus 0); a time or a position
     duration   end minus start; a time or a position
@@ -31,18 +32,19 @@ from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes
 from ddp_prof.trace import UNKNOWN, Ints, distinct_rows, select, take_or_unknown
 
 LONGEST_TITLE = 1000
-"""Characters of a name that a page holds and searches; C++ templates give kernels names of thousands."""
+"""Characters of a name that a page stores and searches; C++ templates give kernels names of thousands."""
 
 NEEDS = ("box", "index", "of", "blocking", "held", "slack", "name", "stream", "after", "consumer")
+"""The columns of :func:`_needs`."""
 
 _BLOCK = 1 << 16
-"""Rows that are encoded at once, so few that they stay in the processor's cache."""
+"""Rows that are encoded at once, few enough to stay in the processor's cache."""
 
-_COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
+_COMPRESSION = 4  # level of zlib: at 6 a page is a fifth smaller and takes twice as long
 
 
 class PlacedLane(NamedTuple):
-    """A lane, with its rank and its place on the page."""
+    """A lane with the index of its rank, and its position among all lanes of the page."""
 
     rank: int
     place: int
@@ -53,7 +55,10 @@ class PlacedLane(NamedTuple):
 
 
 class PackedRow(NamedTuple):
-    """A level of a lane. Its boxes are sorted and do not overlap; ``offset`` is the first one's position among all."""
+    """A level of a lane: its boxes, which are sorted and do not overlap.
+
+    ``offset`` is the position of its first box among the boxes of all rows that are packed together.
+    """
 
     placed: PlacedLane
     level: int
@@ -70,23 +75,30 @@ class PackedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedBoxes:
-    """Boxes and further tables as bytes: table after table, in each column after column."""
+    """Boxes and further tables as bytes.
+
+    Attributes:
+        rows: The rows of the boxes.
+        tables: The shape of each table.
+        packed: The tables one after the other; in each, its columns one after the other.
+    """
 
     rows: tuple[PackedRow, ...]
     tables: tuple[PackedTable, ...]
     packed: bytes
 
     def payload(self) -> str:
+        """Return the bytes as text for a page: compressed, in base64."""
         return base64.b64encode(zlib.compress(self.packed, _COMPRESSION)).decode()
 
 
 class Titles:
-    """The texts of boxes, each stored once; boxes hold their numbers.
+    """Numbers the texts of boxes, so that a page stores each text once and boxes hold its number.
 
     Attributes:
-        titles: Title, a shorter label, and the bucket; without a label the page cuts the title.
-        shapes: Launch shape and registers per thread; number 0 means none.
-        consumers: Names of operations that need collectives.
+        titles: The number of each (title, short label, bucket); if the label is empty, the page cuts the title to fit.
+        shapes: The number of each (launch shape, registers per thread); number 0 means none.
+        consumers: The number of each name of an operation that needs a collective.
     """
 
     def __init__(self) -> None:
@@ -95,7 +107,8 @@ class Titles:
         self.consumers: dict[str, int] = {}
 
     def index_for(self, lane: Lane, boxes: Boxes) -> Ints:
-        """Return the number of each box's title; new titles are added."""
+        """Return the number of each box's title; texts that are new get a number."""
+        # The few distinct titles are made once; `which` says which of them each box has.
         first, which = distinct_rows(boxes.category, boxes.name_id, boxes.bucket)
         ids = []
         for row in first.tolist():
@@ -108,6 +121,7 @@ class Titles:
         return numbered
 
     def shape_of(self, lane: Lane, boxes: Boxes) -> Ints:
+        """Return the number of each box's launch shape and registers; shapes that are new get a number."""
         first, which = distinct_rows(boxes.shape, boxes.registers)
         used = zip(boxes.shape[first].tolist(), boxes.registers[first].tolist(), strict=True)
         keys = [("" if shape == UNKNOWN else lane.names[shape], registers) for shape, registers in used]
@@ -116,10 +130,15 @@ class Titles:
 
 
 def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
-    """Pack all boxes of some lanes.
+    """Pack all boxes of some lanes as two tables.
 
-    There are two tables: the boxes, and the times of ``where time goes`` at which no other box starts or ends. The
-    second has the columns ``rank`` and ``time``, which is the difference from the row before.
+    The first table has the boxes, the second has those times at which boxes of ``where time goes`` start or end but no
+    other box of the rank does. The columns of the second are ``rank`` and ``time``, which is the difference from the
+    row before.
+
+    Args:
+        lanes: The lanes; the result has their boxes in the order of :func:`_in_order`.
+        titles: Gets the titles of the boxes.
     """
     lanes = [_in_order(placed) for placed in lanes]
     positioned, ranks, extra = [], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -127,6 +146,7 @@ def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
         if placed.lane.kind != STRIP:
             positioned.append(placed)
             continue
+        # Times become positions among the times of the rank's other boxes.
         boxes, times = placed.lane.boxes, _times(lanes, placed.rank)
         starts, ends, missing = _positions(times, boxes)
         extra.append(missing)
@@ -145,10 +165,10 @@ def pack_folded(
 
     There are four tables:
 
-    - the boxes of these lanes;
-    - for each box of ``shown``: ``call`` (see :func:`_links`), ``shape`` and ``phase``, both 0 for none;
-    - the parts of collectives among them: ``box`` (difference from the row before), ``part`` and ``ns``. ``part`` is an
-      index into ``figure.EXPOSED_PARTS``; the next index means overlapped time, the one after it transfer time;
+    - the boxes of the folded lanes;
+    - for each box of ``shown``: ``call``, its launch call (see :func:`_links`), ``shape`` and ``phase``, both 0 for
+      none;
+    - how the time of the collectives in ``shown`` divides (see :func:`_exposed`);
     - which operation waited for which collective (see :func:`_needs`).
 
     Args:
@@ -173,10 +193,11 @@ def pack_folded(
 
 
 def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
-    """Split lanes into levels, a row each; the boxes of a lane are sorted by level."""
+    """Split lanes into levels; each level is one row. The boxes of a lane must be sorted by level."""
     packed, offset = [], 0
     for placed in lanes:
         boxes = placed.lane.boxes
+        # Positions where a new level begins.
         first = np.flatnonzero(np.diff(boxes.level, prepend=-1))
         for level, start, end in zip(boxes.level[first].tolist(), first, np.append(first, len(boxes))[1:], strict=True):
             boxes_of_level = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
@@ -186,6 +207,7 @@ def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
 
 
 def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable, bytes]:
+    """Pack the table of boxes, with the columns that the module's docstring lists."""
     tables = [placed.lane.boxes for placed in lanes]
     columns = {
         "gap": _differences_to_column([boxes.start_ns for boxes in tables], [boxes.end_ns for boxes in tables]),
@@ -199,27 +221,37 @@ def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable
 
 
 def _times(lanes: Sequence[PlacedLane], rank: int) -> Ints:
-    """Return the sorted times at which boxes of a rank start or end, without those of ``where time goes``."""
+    """Return the sorted, distinct times at which boxes of a rank start or end, without those of ``where time goes``."""
     own = [placed.lane.boxes for placed in lanes if placed.rank == rank and placed.lane.kind != STRIP]
     # The times of a row are sorted already; a stable sort makes use of that and takes a fraction of the time.
     times = np.sort(_joined([np.stack([boxes.start_ns, boxes.end_ns], axis=1).ravel() for boxes in own]), kind="stable")
+    # Keep the first of equal times.
     return times[np.diff(times, prepend=times[:1] - 1) > 0]
 
 
 def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
-    """Return the positions of starts and ends in the times with the missing ones added, and these missing times."""
-    start, end, known = boxes.start_ns, boxes.end_ns, np.append(times, 0)
+    """Replace the times of boxes by positions in a sorted list of times.
+
+    Returns:
+        The positions of the boxes' starts and of their ends in ``times`` with the missing times inserted; and the
+        missing times: those of the boxes that ``times`` lacks.
+    """
+    start, end, known = boxes.start_ns, boxes.end_ns, np.append(times, 0)  # 0: for positions after the end
+    # Where a time belongs in the list; it is missing if another time is there.
     starts, ends = np.searchsorted(times, start), np.searchsorted(times, end)
     missing = np.unique(np.append(start[known[starts] != start], end[known[ends] != end]))
+    # A position moves by the number of missing times before it.
     return starts + np.searchsorted(missing, start), ends + np.searchsorted(missing, end), missing
 
 
 def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
-    """Return a number for the launch call of each box shown: 0 for none, else ``2 * difference + 1``.
+    """Return a number for the launch call of each shown box: 0 if it has none, else ``2 * difference + 1``.
 
-    The difference is the call's position among the folded boxes minus that of the last box that has a call.
+    The difference is the position of the call's box among the folded boxes, minus that of the last box before with a
+    call. The odd number distinguishes a difference of 0 from no call.
     """
     places = {rank: _places(folded, rank) for rank in {row.placed.rank for row in shown}}
+    # An index of 0 (no call), or one after the last call, finds UNKNOWN.
     found = _joined([places[row.placed.rank].take(row.boxes.call + 1, mode="clip") for row in shown])
     known = found != UNKNOWN
     links = np.zeros(len(found), np.int64)
@@ -228,8 +260,13 @@ def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
 
 
 def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
-    """Return positions among the folded boxes, by a call's row plus 1; ``UNKNOWN`` first and last, for no such box."""
+    """Return for the launch calls of a rank the positions of their boxes among all folded boxes.
+
+    The index is the call's row plus 1. ``UNKNOWN`` for a call without a box; also the first and the last element, which
+    stand for no call and for later calls.
+    """
     calls = [(row.boxes.call, row.offset) for row in folded if row.placed.rank == rank]
+    # Rows 0 to the last call with a box, and the two elements at the ends.
     places = np.full(max((int(call.max(initial=UNKNOWN)) for call, _ in calls), default=UNKNOWN) + 3, UNKNOWN, np.int64)
     for call, offset in calls:
         known = np.flatnonzero(call != UNKNOWN)
@@ -238,16 +275,27 @@ def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
 
 
 def _exposed(shown: Sequence[PackedRow], explained: Sequence[RankExposure]) -> dict[str, list[Ints]]:
+    """Return the parts of the time of each shown collective: exposed (by when and why), overlapped, and transfer.
+
+    A part has a row if it is not 0; transfer has one if it is known. The columns are:
+
+    - ``box``: position of the collective's box, as the difference from the row before;
+    - ``part``: index into ``figure.EXPOSED_PARTS``; the next index means overlapped time, the one after it transfer
+      time;
+    - ``ns``: its length.
+    """
     boxes, parts, lengths = [], [], []
     for row in shown:
         found = explained[row.placed.rank]
         rows = np.flatnonzero(row.boxes.collective != UNKNOWN)
         if len(rows) and row.placed.lane.kind == COMMUNICATION:
             which = row.boxes.collective[rows]
+            # One row per collective, one column per part: pairs of when and why, overlapped, transfer.
             pairs = found.exposure.pairs_ns[which].reshape(len(rows), -1)
             beside = np.stack([found.exposure.overlapped_ns[which], found.transfer_ns[which]], axis=1)
             all_ns = np.concatenate([pairs, beside], axis=1)
             has_part = all_ns != 0
+            # A transfer time of 0 is known, too.
             has_part[:, -1] = all_ns[:, -1] != UNKNOWN
             at, part = np.nonzero(has_part)
             boxes.append(row.offset + rows[at])
@@ -257,18 +305,21 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[RankExposure]) -> d
 
 
 def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles: Titles) -> dict[str, list[Ints]]:
-    """Return a row for each collective shown, and for each waiting box.
+    """Return the columns of a table with a row for each box of a collective, and for each waiting box.
 
-    Positions are those of boxes; "position + 1" is 0 for none. The columns are:
+    A position is that of a box among the shown boxes; "position + 1" is 0 for no box. The columns are:
 
     - ``box``: position, as the difference from the row before;
-    - ``index``: position of the collective in its step;
-    - ``of``: position + 1 of the collective that a waiting box waits for;
-    - ``blocking``, ``slack``: of a collective, in ns;
-    - ``held``: index into ``HELD_BY`` + 1, or 0 if nothing is known to need the collective;
-    - ``name``, ``stream``, ``after``, ``consumer``: name and stream of the consumer, its start minus that of the
-      collective, and its position + 1.
+    - ``index``: number of the collective in its step;
+    - ``of``: for a waiting box, position + 1 of the collective that it waits for;
+    - ``blocking``: how long something stood still for the collective, in ns;
+    - ``slack``: how much later the collective could have ended without delaying its consumer, in ns;
+    - ``held``: what the consumer waited for last, as index into ``HELD_BY`` + 1; 0 if nothing is known to need the
+      collective;
+    - ``name``, ``stream``, ``after``, ``consumer``: the consumer's name and stream, its start minus that of the
+      collective in ns, and its position + 1.
     """
+    # For each collective of a rank, position + 1 of its own box (0) and of the box that needs it (1).
     at = {(rank, of): np.zeros(len(found.timings), np.int64) for rank, found in enumerate(explained) for of in (0, 1)}
     for row in shown:
         for of, column in enumerate((row.boxes.collective, row.boxes.consumer)):
@@ -280,6 +331,7 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
         rows, rank = np.flatnonzero(row.boxes.collective != UNKNOWN), row.placed.rank
         if not len(rows):
             continue
+        # For each box of the row: the collective that it is, or that it waits for.
         which, found, waits = row.boxes.collective[rows], explained[rank], row.placed.lane.kind == WAITING
         timings, (first, same) = found.timings, distinct_rows(found.consumer)
         known_names = titles.consumers
@@ -293,6 +345,8 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
             "after": timings.consumer_start_ns[which] - timings.start_ns[which],
             "consumer": at[rank, 1][first[same[which]]],
         }
+        # What is known of the consumer, for boxes of collectives that have one. A consumer's box is at its first
+        # collective.
         is_needed = (timings.held_by[which] != UNKNOWN) & (not waits)
         beside = {
             "box": row.offset + rows,
@@ -306,21 +360,35 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
 
 
 def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, bytes]:
-    """Pack columns, each given in parts, as planes of bytes."""
+    """Pack columns as planes of bytes.
+
+    Args:
+        rows: Number of rows.
+        columns: The columns by name; each is given in parts, which are encoded one by one.
+
+    Returns:
+        The shape of the table, and its bytes.
+    """
     shapes: dict[str, list[tuple[int, int]]] = {}
     packed: list[bytes] = []
     for name, parts in columns.items():
         blocks = [_byte_planes(part[at : at + _BLOCK]) for part in parts for at in range(0, len(part), _BLOCK)]
         shapes[name] = [block.shape for block in blocks]
-        for at in range(max(map(len, blocks), default=0)):
+        for at in range(max(map(len, blocks), default=0)):  # a plane of all blocks, then the next one
             packed += (block[at].tobytes() for block in blocks if at < len(block))
     return PackedTable(rows, shapes), b"".join(packed)
 
 
 def _byte_planes(column: Ints) -> NDArray[np.uint8]:
-    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., and return these numbers as rows of bytes, the lowest byte first."""
+    """Return a column as planes of bytes: the lowest byte of each number, then the next byte of each, and so on.
+
+    The numbers are mapped to natural numbers first: 0, -1, 1, -2, ... to 0, 1, 2, 3, ... The shape is (planes, rows),
+    with as many planes as the largest number needs.
+    """
+    # The shift by 63 gives 0 for numbers from 0 on and all ones for negative numbers, whose bits are thereby inverted.
     natural = ((column << 1) ^ (column >> 63)).view(np.uint64)
     width = (int(natural.max()).bit_length() + 7) // 8
+    # The 8 bytes of each number, the lowest first.
     digits = natural.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     planes: NDArray[np.uint8] = digits[:, :width].T.copy()
     return planes
@@ -331,7 +399,10 @@ def _joined(columns: list[Ints]) -> Ints:
 
 
 def _differences_to_column(columns: Sequence[Ints], before: Sequence[Ints]) -> Iterator[Ints]:
-    """Yield ``columns`` minus the value of ``before`` in the row before (0 for the first); both come in parts."""
+    """Yield the values of ``columns``, each minus the value of ``before`` in the row before; 0 is before the first row.
+
+    Both arguments are columns in parts of equal lengths; differences also cross from part to part.
+    """
     last = 0
     for column, other in zip(columns, before, strict=True):
         if len(column):
@@ -340,13 +411,18 @@ def _differences_to_column(columns: Sequence[Ints], before: Sequence[Ints]) -> I
 
 
 def _differences(column: Ints) -> Ints:
+    """Return each value minus the one before; the first value stays."""
     return np.diff(column, prepend=np.zeros(1, np.int64))
 
 
 def _in_order(placed: PlacedLane) -> PlacedLane:
-    """Sort boxes by level and start; among those that start together, boxes without length come first."""
+    """Return the lane with its boxes sorted by level and start.
+
+    Of boxes on a level that start together, those without length come first.
+    """
     boxes = placed.lane.boxes
     one_level = not np.any(boxes.level)
+    # Boxes on one level that follow each other are in order already.
     if one_level and np.all(boxes.start_ns[1:] >= np.maximum(boxes.end_ns, boxes.start_ns + 1)[:-1]):
         return placed
     return placed.with_boxes(select(boxes, np.lexsort((boxes.end_ns, boxes.start_ns, boxes.level))))

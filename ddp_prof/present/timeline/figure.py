@@ -30,13 +30,14 @@ from ddp_prof.trace import UNKNOWN, concatenate, select
 
 
 def draw_timeline(model: Timeline) -> Chart:
-    """Return the picture of a timeline of a few steps; the writer of the file sets its width."""
+    """Return the picture of a timeline of a few steps, without a width: the function that writes the file sets it."""
     (rows, annotations, shapes, height), colors = _arrange(model), theme.LIGHT.colors
     subtitle = "".join(
         to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
         for words, category in explanation(model)
     )
     layout = base_layout(model)
+    # The vertical axis counts pixels from the top; each lane has its title at its middle.
     layout["yaxis"] |= {
         "range": [height, 0],
         "tickmode": "array",
@@ -57,18 +58,27 @@ def draw_timeline(model: Timeline) -> Chart:
 
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
-    """Whether a category has an entry in the legend; compute shares that of ``compute only``, as they look the same."""
+    """Whether a category has an entry in the legend.
+
+    ``compute`` has none beside ``compute only``, which looks the same.
+
+    Args:
+        category: The category.
+        categories: All categories in the picture.
+    """
     plain = (theme.STEP, theme.CALL, theme.RANGE)  # the titles of their lanes are enough
     return category not in plain and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
 
 
 def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield one Plotly trace of horizontal bars for each category: a bar per box, with its text where there is room."""
     # Boxes shorter than a fiftieth of the shortest step hardly ever have room for text, and each text costs time.
     spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
     least_ns = min(spans, default=model.end_ns - model.start_ns) // 50
     used = sorted({code for row in rows for code in np.unique(row.lane.boxes.category).tolist()})
     categories = [theme.CATEGORIES[code] for code in used]
     for code, category in zip(used, categories, strict=True):
+        # The boxes of this category, lane by lane.
         parts = [(row, select(row.lane.boxes, row.lane.boxes.category == code)) for row in rows]
         boxes = concatenate(*(own for _, own in parts))
         texts = [text for row, own in parts for text in _texts(row.lane, category, own, least_ns, model)]
@@ -95,13 +105,21 @@ def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _texts(lane: Lane, category: str, boxes: Boxes, least_ns: int, model: Timeline) -> list[str]:
-    """Return the text of each box; the box of a long step has room for the overlap of the step, too."""
+    """Return the text of each box of a category in a lane; empty where there is no room.
+
+    Args:
+        lane: The lane.
+        category: The category of the boxes.
+        boxes: The boxes.
+        least_ns: Shorter boxes have no text.
+        model: The timeline; boxes that reach beyond its interval have no text, because the picture cuts them.
+    """
     length_ns = boxes.end_ns - boxes.start_ns
-    # A box at the edge of the picture may be cut, and its text with it.
     is_whole = (boxes.start_ns >= model.start_ns) & (boxes.end_ns <= model.end_ns)
     texts = [""] * len(boxes)
     for row in np.flatnonzero(is_whole & (length_ns >= least_ns)).tolist():
         duration_ns, name_id = int(length_ns[row]), int(boxes.name_id[row])
+        # The box of a step that fills a quarter of the picture has room for the step's overlap, too.
         if category == theme.STEP and duration_ns >= (model.end_ns - model.start_ns) // 4:
             texts[row] = lane.names[name_id]
             continue
@@ -111,27 +129,27 @@ def _texts(lane: Lane, category: str, boxes: Boxes, least_ns: int, model: Timeli
 
 
 LEFT, RIGHT, BOTTOM = 300, 28, 62
-"""Pixels around the lanes."""
+"""Pixels to the left of the lanes, to the right, and below."""
 
 MARGIN = 0.005
-"""Share of the interval that is added on either side."""
+"""Part of the interval's length that is added to the axis on either side."""
 
 TOP, PANEL_HEADER, PANEL_GAP, RANK_GAP, LANE_GAP = 124, 40, 26, 22, 5
-"""Pixels above the lanes, for the title of a panel, and between panels, ranks and lanes."""
+"""Pixels: above the lanes; for the title of a panel; and between panels, ranks and lanes."""
 
 ROWS = {HOST: 22, COMPUTE: 24, STRIP: 40}
 OTHER_ROW = 22
-"""Height of a row by kind of lane, and for all other kinds."""
+"""Height of a row in pixels: ``ROWS`` by kind of lane, ``OTHER_ROW`` for all other kinds."""
 
 LOWEST_ROW, TALLEST_STACK = 5, 84
-"""A stack is at most ``TALLEST_STACK`` high, unless its rows would become lower than ``LOWEST_ROW``."""
+"""In pixels. A lane with many rows is at most ``TALLEST_STACK`` high, but no row is lower than ``LOWEST_ROW``."""
 
 LOWEST_RANK = 72
-"""Least height of a rank: the room for its title and figures."""
+"""Least height of a rank in pixels: the room for its title and figures."""
 
 
 class Row(NamedTuple):
-    """Where a lane is drawn: its top and the height of each of its levels, in pixels."""
+    """Where a lane is drawn: its top, and the height of each of its levels (the rows of its boxes), in pixels."""
 
     lane: Lane
     top: float
@@ -143,12 +161,17 @@ class Row(NamedTuple):
 
     @property
     def box_height(self) -> float:
-        """Height of a box, which leaves a gap to the next level."""
+        """Height of a box in pixels; it leaves a gap to the next level."""
         return self.level - (0 if self.lane.levels == 1 else min(1, self.level / 10))
 
 
 def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dict[str, Any]], float]:
-    """Place ranks below each other; return the rows of lanes, titles, separating lines, and the height of all."""
+    """Place ranks below each other.
+
+    Returns:
+        The position of each lane; the texts of panels and ranks, as Plotly annotations; the lines between panels and
+        ranks, as Plotly shapes; and the height of everything in pixels.
+    """
     rows: list[Row] = []
     headers: list[dict[str, Any]] = []
     titles: list[dict[str, Any]] = []
@@ -163,6 +186,7 @@ def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dic
         for number, rank in enumerate(panel.ranks):
             start = top
             between_ranks += [start - RANK_GAP / 2] if number else []
+            # The lanes of a rank, one below the other.
             for lane in (lane for lane in rank.lanes if not lane.is_folded):
                 level: float = ROWS.get(lane.kind, OTHER_ROW)
                 if lane.kind not in (HOST, STRIP) and lane.levels > 1:  # a high stack has lower rows
@@ -172,6 +196,7 @@ def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dic
             top = max(top - LANE_GAP, start + LOWEST_RANK)
             titles += _rank_title(rank, (start + top) / 2)
             top += RANK_GAP
+    # Lines above panels and between ranks.
     thin = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
     lines = [
         {**thin, "y0": y, "y1": y, "line": {"width": width, "color": color}}
@@ -182,7 +207,7 @@ def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dic
 
 
 def base_layout(model: Timeline) -> dict[str, Any]:
-    """Return the part of Plotly's layout that a picture and a page share."""
+    """Return the part of Plotly's layout that a picture and a page have in common."""
     start, end = model.start_ns / 1e6, model.end_ns / 1e6
     margin = (end - start) * MARGIN
     return {
@@ -205,12 +230,14 @@ def base_layout(model: Timeline) -> dict[str, Any]:
 
 
 def _panel_header(panel: Panel, y: float) -> dict[str, Any]:
+    """Return the line of text above a panel, as a Plotly annotation: its title, device and facts."""
     facts = "  ·  ".join([theme.device_notice([panel.device], ()), *map(shown_name, panel.facts)])
     text = f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
     return {**_left_aligned_text(y), "text": text, "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
 
 
 def _left_aligned_text(y: float) -> dict[str, Any]:
+    """Return the position of an annotation at the left edge of the picture, at a height in pixels."""
     return {
         "x": 0, "xref": "paper", "xanchor": "left", "xshift": EDGE - LEFT, "yref": "y", "y": y,
         "showarrow": False, "align": "left", "borderpad": 0,
@@ -218,7 +245,7 @@ def _left_aligned_text(y: float) -> dict[str, Any]:
 
 
 def _rank_title(rank: RankLanes, y: float) -> Iterator[dict[str, Any]]:
-    """Yield the name of a rank, its overlap, and the label of this figure, on three lines."""
+    """Yield three lines of text beside a rank: its name, its overlap in percent, and what that percentage is."""
     ratio, quiet = rank.overlap.overlap_ratio, {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet}
     share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
     yield {**_left_aligned_text(y - 24), "text": f"<b>{rank.title}</b>", "font": {"size": 13}}
@@ -233,11 +260,16 @@ EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS
 
 
 def headline(model: Timeline) -> str:
+    """Return a sentence on how much of its communication each run hides."""
     return hidden_shares_text([(plain_name(panel.title), panel.overlap_ratio) for panel in model.panels])
 
 
 def page_headline(model: Timeline) -> str:
-    """Return what hiding all communication would gain for one run, or how much each run hides for several."""
+    """Return the headline of a page.
+
+    If all panels are of one run, it says what hiding all communication would gain, where that is known. Otherwise it
+    says how much of its communication each panel hides.
+    """
     first, *others = model.panels
     if first.told_of_run and all(panel.run == first.run for panel in others):
         return first.told_of_run
@@ -247,6 +279,7 @@ def page_headline(model: Timeline) -> str:
 
 
 def axis_title(model: Timeline) -> str:
+    """Return the title of the time axis, which says what time 0 is."""
     marks = [panel.step_names[panel.steps[0].key] for panel in model.panels if panel.steps]
     if not marks:
         return "time since the first compute, communication or copy"
@@ -254,6 +287,15 @@ def axis_title(model: Timeline) -> str:
 
 
 def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int = MAX_NAME) -> str:
+    """Return the full name of a box: of its event, its category, or its bucket's collective.
+
+    Args:
+        lane: The lane of the box.
+        category: The category of the box.
+        name_id: Index into the names of the lane, ``UNKNOWN`` for none.
+        bucket: The bucket that the box communicates, ``UNKNOWN`` for none.
+        longest: Number of characters to which the event's name is cut.
+    """
     name = plain_name(lane.names[name_id], longest) if name_id != UNKNOWN else theme.LEGEND[category]
     if bucket == UNKNOWN:
         return name
@@ -263,6 +305,7 @@ def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int
 
 
 def box_label(lane: Lane, category: str, name_id: int, bucket: int) -> str:
+    """Return the short text in a box; empty if such boxes are usually too narrow. Arguments as in :func:`box_title`."""
     if category == theme.STEP:
         return lane.names[name_id].partition(":")[0]
     if lane.kind == COMMUNICATION:
@@ -275,7 +318,11 @@ def box_label(lane: Lane, category: str, name_id: int, bucket: int) -> str:
 
 
 def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
-    """Explain the colours of communication, as parts of plain text with the category whose colour they have."""
+    """Return a sentence that explains the colours of communication.
+
+    It is divided into pieces of plain text; a piece that names a category has the category beside it, whose colour it
+    gets, all others have ``None``. The sentence is empty if no overlap is known.
+    """
     if all(panel.overlap_ratio is None for panel in model.panels):
         return ()
     lanes = [lane for panel in model.panels for rank in panel.ranks for lane in rank.lanes]

@@ -31,11 +31,20 @@ _STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
 
 
 def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: RankOverlap) -> tuple[Lane, ...]:
+    """Return the lanes of a rank that have boxes in the view, from top to bottom.
+
+    Args:
+        rank: The rank.
+        view: The interval that is shown.
+        explained: The collectives of the rank.
+        overlap: The overlap of the rank and of its steps.
+    """
     lanes = [host_lane(rank, view, overlap), *range_lanes(rank, view), *call_lanes(rank, view)]
     if rank.device is None:
         lanes += [_host_compute_lane(rank, view), _host_communication_lane(rank, view, explained)]
     else:
         lanes += _device_lanes(rank, view, explained)
+        # On a GPU without recorded communication, as with gloo, our ranges on the host show it.
         if not np.any(rank.is_mine & (rank.trace.activities.category == Category.COMMUNICATION)):
             lanes.append(_host_communication_lane(rank, view, explained))
     lanes += [_waiting_lane(rank, view, explained), _strip_lane(rank, view)]
@@ -43,6 +52,7 @@ def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: Ran
 
 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
+    """Return the lane of compute on a CPU, coloured by phase."""
     rank = rank.including_warmup
     events = rank.select_category(Category.COMPUTE)
     events = select(events, view.is_visible(events.start_ns, events.end_ns))
@@ -52,7 +62,7 @@ def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
 
 
 def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
-    """Return the lane of our ranges around collectives, which last from launch to completion."""
+    """Return the lane of communication on the host: our ranges around collectives, from launch to completion."""
     ranges = rank.collective_ranges
     ranges = select(ranges, view.is_visible(ranges.start_ns, ranges.end_ns))
     boxes = make_boxes(
@@ -63,23 +73,26 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposu
         step=rank.step_at(ranges.start_ns),
         bucket=ranges.bucket,
         bytes=ranges.bytes,
+        # Work of the host has no stream.
         collective=_collectives(explained, ranges.start_ns, ranges.end_ns, np.full(len(ranges), UNKNOWN)),
     )
     return Lane("communication", model.COMMUNICATION, boxes, rank.trace.names, from_launch=True)
 
 
 def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list[Lane]:
+    """Return the lanes of what a GPU did: one per stream for each category, and one for all copies."""
     rank = rank.including_warmup
     activities = rank.trace.activities
-    event_of = positions(rank.events.activity, len(activities))  # UNKNOWN for activities of other ranks
+    event_of = positions(rank.events.activity, len(activities))  # row in events; UNKNOWN for activities of other ranks
     seen = np.flatnonzero(view.is_visible(activities.start_ns, activities.end_ns) & rank.is_mine)
+    # For each activity, the row of the first collective that it needs.
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
-    needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # reversed: the first of several is written last
+    needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # reversed: the first collective is written last
     consumer_of[explained.consumer[needed]] = needed
     lanes = []
     for category, (kind, title, _) in _SHOWN_AS.items():
         of_kind = seen[activities.category[seen] == category]
-        # All copies share one lane: many streams copy, each of them little.
+        # All copies share one lane (UNKNOWN: all streams), because many streams copy a little each.
         streams = [UNKNOWN] if kind == model.COPIES else distinct(activities.lane[of_kind])
         for stream in streams:
             rows = of_kind if stream == UNKNOWN else of_kind[activities.lane[of_kind] == stream]
@@ -98,9 +111,16 @@ def _device_boxes(
     event: Ints,
     consumer: Ints,
 ) -> Boxes:
-    """Return boxes for ``rows`` of the activities, all of one category.
+    """Return a box for each of some activities, all of one category.
 
-    For each activity, ``event`` is its row in the rank's events, ``consumer`` that of the first collective it needs.
+    Args:
+        rank: The rank, including its warm-up steps.
+        view: The interval that is shown.
+        explained: The collectives of the rank.
+        category: The category of the activities.
+        rows: Rows of the activities in ``Trace.activities``.
+        event: For each activity, its row in ``rank.events``.
+        consumer: For each activity, the row in ``explained`` of the first collective that it needs.
     """
     trace, activities = rank.trace, rank.trace.activities
     start, end = activities.start_ns[rows], activities.end_ns[rows]
@@ -117,6 +137,7 @@ def _device_boxes(
     }
     if trace.shape_id is not None and trace.registers is not None:
         columns |= {"shape": trace.shape_id[rows], "registers": trace.registers[rows]}
+    # A collective is found by the times and the stream of its whole operation, which may be several activities.
     if category == Category.COMMUNICATION:
         parts = rank.operation_parts
         first, last = (take_or_unknown(column, event, NO_TIME) for column in (parts.start_ns, parts.end_ns))
@@ -133,7 +154,10 @@ def _device_boxes(
 
 
 def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: Ints) -> Ints:
-    """Return the row of each collective in ``explained``; ``UNKNOWN`` if it was not measured, as in warm-up."""
+    """Return for each operation the row in ``explained`` of the collective with the same times and stream.
+
+    ``UNKNOWN`` if there is none, because only collectives of measured steps have a row, not those of warm-up.
+    """
     known = explained.timings
     keys = zip(known.start_ns.tolist(), known.end_ns.tolist(), known.lane.tolist(), strict=True)
     rows = {key: row for row, key in enumerate(keys)}
@@ -142,13 +166,14 @@ def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: 
 
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:
-    """Return the lane ``where time goes``, which covers each instant of the view once.
+    """Return the lane ``where time goes``, whose boxes cover each instant of the view exactly once.
 
-    A box belongs to the measured step in whose window it lies. If windows overlap, because the work of a step was
-    launched before that of the last step was done, it belongs to the step that began last.
+    A box belongs to the measured step whose window contains it. Windows overlap if work of a step was launched before
+    the step before it was done; then the box belongs to the step that began last.
     """
     if not len(rank.including_warmup.events) or rank.hides_backward:  # idle time is not known either
         return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
+    # Boxes are cut where a step, or a gap between steps, begins, so that each lies in one step or in none.
     begins, owners = _owners(rank)
     divided = divide(rank.including_warmup, view)
     pieces = [cut(part, begins) for part in divided.values()]
@@ -162,10 +187,16 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
 
 
 def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
+    """Return the lane of the waiting boxes: when a stream, or the host, stood still for communication.
+
+    If blocking is known for only some collectives, grey boxes show when the others ran. If it is known for none, the
+    lane has no boxes.
+    """
     rank = rank.including_warmup
     events, blocking = rank.events, rank.blocking
     stretches = blocking.known_stretches
     stretches = select(stretches, view.is_visible(stretches.start_ns, stretches.end_ns))
+    # The collective that was waited for, a row of events.
     of = stretches.collective
     waits = make_boxes(
         view,
@@ -183,11 +214,18 @@ def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane
 
 
 def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
-    """Return times, and the measured step to which the time after each of them belongs (``UNKNOWN`` for none)."""
+    """Divide time among the measured steps.
+
+    Returns:
+        Ascending times, and for each of them the key of the step to which the time from there to the next one belongs
+        (``UNKNOWN`` for none).
+    """
     windows = rank.breakdown
     rows = np.flatnonzero(windows.window_ns > 0)
     rows = rows[np.argsort(windows.start_ns[rows], kind="stable")]
+    # The latest end of the windows so far: windows may overlap.
     start, over = windows.start_ns[rows], np.maximum.accumulate(windows.end_ns[rows])
+    # Windows that are followed by a gap, which belongs to no step.
     is_last = over < np.append(start[1:], np.iinfo(np.int64).max)
     times = np.concatenate([start, over[is_last]])
     owners = np.concatenate([rank.step_keys[rows], np.full(int(is_last.sum()), UNKNOWN)])
@@ -196,10 +234,11 @@ def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
 
 
 def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
-    """Divide the view by what the rank did; the lengths sum to that of the view.
+    """Divide the view by what the rank did; return the instants of each category, whose lengths sum to the view's.
 
-    A CUDA graph may compute and communicate, so only what overlapped is known beside it. Kernels without a name are few
-    where figures are known: only time without other work is theirs.
+    A CUDA graph that was recorded as a whole may compute and communicate. So all of its time counts as graph, except
+    where known kernels compute and communicate at the same instant. Kernels without a name get only the time without
+    other work; where figures are known, such kernels are few.
     """
     shown = union_of_one(view.start_ns, view.end_ns)
     parts = rank.time_by_part(shown)
@@ -210,7 +249,8 @@ def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
 
 
 def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
-    """Cut the intervals at some times; return the starts and ends of the pieces."""
+    """Cut the intervals at some times; return the starts and ends of the pieces, both sorted."""
+    # How many intervals start before each time, and how many end until then: one more started if the time is inside.
     begun = np.searchsorted(intervals.start_ns, at_ns, side="left")
     ended = np.searchsorted(intervals.end_ns, at_ns, side="right")
     inside = at_ns[begun > ended]
@@ -218,9 +258,14 @@ def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
 
 
 INFERRED = "backward (inferred: launched by autograd's threads)"
+"""Title of a phase that no range marks."""
 
 
 def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
+    """Return the lane of the host: the rank's steps, and in rows below them the phases.
+
+    The text of a step includes its overlap, where that is known. Phases that were inferred have a name that says so.
+    """
     rank = rank.including_warmup
     seen = np.flatnonzero(view.is_visible(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(
@@ -238,8 +283,10 @@ def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
         view,
         (phases.start_ns, phases.end_ns),
         PHASE_CODE[phases.kind],
+        # The names are those of the steps, then INFERRED.
         name_id=np.repeat([UNKNOWN, len(seen)], [len(marked), len(inferred)]),
         step=rank.step_at(phases.start_ns),
+        # Below all rows of steps; -1 + 1 if there are none.
         level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
     shares = {
@@ -253,13 +300,17 @@ def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
 
 
 def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
-    """Yield a lane per thread of the program's ranges: push/pop ranges by depth, below them start/end ranges."""
+    """Yield one lane for each thread with ranges of the program, without our range around the whole process.
+
+    Push/pop ranges are on top, each below the range that contains it; start/end ranges are stacked below them.
+    """
     trace, spans = rank.trace, rank.trace.spans
     is_named = np.array([not name.startswith(f"{PROCESS}|") for name in trace.names], np.bool_)[spans.name_id]
     seen = np.flatnonzero((spans.process == rank.process) & is_named & view.is_visible(spans.start_ns, spans.end_ns))
     for thread in distinct(spans.lane[seen]):
         own = seen[spans.lane[seen] == thread]
         nested, crossing = own[spans.is_start_end[own] == 0], own[spans.is_start_end[own] == 1]
+        # Rows of start/end ranges begin below the deepest push/pop range (-1 + 1: at the top, if there is none).
         depth = nest(spans.start_ns[nested], spans.end_ns[nested])
         below = stack(spans.start_ns[crossing], spans.end_ns[crossing]) + depth.max(initial=-1) + 1
         rows = np.concatenate([nested, crossing])
@@ -275,9 +326,9 @@ def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
 
 
 def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
-    """Yield a lane per thread of CUDA calls; also those before the view that launched something in it.
+    """Yield one lane for each thread with CUDA calls; none if the names and ends of calls were not recorded.
 
-    Without the names and ends of calls there are none.
+    Calls are included if they lie in the view, or if they launched something that does.
     """
     trace, calls, details = rank.trace, rank.trace.calls, rank.trace.call_details
     if details is None:
@@ -302,7 +353,10 @@ def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
 
 
 def thread_name(trace: Trace, process: int, thread: int) -> str:
-    """Return the name of a thread with its number, because many threads have the same name."""
+    """Return the name of a thread for a lane's title.
+
+    It includes the thread's number, because many threads have the same name.
+    """
     if thread == process:
         return "main thread"
     name = trace.threads.get((process, thread), f"thread {thread}")
@@ -310,8 +364,9 @@ def thread_name(trace: Trace, process: int, thread: int) -> str:
 
 
 CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
+"""The number by which boxes refer to a category."""
 PHASE_CODE = np.array([*(CODE[phase] for phase in PHASES), CODE[theme.COMPUTE]], np.int64)
-"""Category of a compute box by the phase that launched it; the index ``UNKNOWN`` (-1) finds the last one."""
+"""Category of a compute box, by the phase that launched it. The last element is for ``UNKNOWN``, which is index -1."""
 
 
 class View(NamedTuple):
@@ -328,20 +383,23 @@ class View(NamedTuple):
 
 
 def stack(start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the row of each interval: the topmost one that is free at its start.
+    """Return the row of each interval: the topmost row that is free at its start.
 
-    0000..333
-    .1111.....
-    ..222222..
+    Here each line is a row, and the four intervals are numbered in the order of their starts::
+
+        0000..333.
+        .1111.....
+        ..222222..
     """
+    # Intervals that follow each other all have row 0.
     level = np.zeros(len(start_ns), np.int64)
     if np.all(start_ns[1:] >= end_ns[:-1]):
         return level
     order = np.argsort(start_ns, kind="stable")
     if np.all(start_ns[order][1:] >= end_ns[order][:-1]):
         return level
-    busy: list[tuple[int, int]] = []  # (end, row)
-    free: list[int] = []
+    busy: list[tuple[int, int]] = []  # heap of (end, row): the rows in use
+    free: list[int] = []  # heap of the rows that were used before
     for item in order.tolist():
         while busy and busy[0][0] <= start_ns[item]:
             heapq.heappush(free, heapq.heappop(busy)[1])
@@ -354,19 +412,23 @@ def stack(start_ns: Ints, end_ns: Ints) -> Ints:
 def nest(start_ns: Ints, end_ns: Ints) -> Ints:
     """Return the row of each interval: one below the interval that contains it.
 
-    000000000..
-    .1111.1111.
-    ..2........
+    Here each line is a row, whose number is drawn over the length of its intervals::
 
-    If intervals cross, which push/pop ranges of a thread never do, all are stacked instead.
+        000000000..
+        .1111.1111.
+        ..2........
+
+    If intervals cross, which push/pop ranges of a thread never do, all are placed by :func:`stack` instead.
     """
     if np.all(start_ns[1:] >= np.maximum(end_ns, start_ns + 1)[:-1]):
         return np.zeros(len(start_ns), np.int64)
     order = np.lexsort((-end_ns, start_ns))
     start, end = start_ns[order], end_ns[order]
+    # The row is the number of intervals that began before and have not ended.
     ended = np.searchsorted(np.sort(np.maximum(end, start + 1)), start, side="right")
     level = np.empty(len(order), np.int64)
     level[order] = np.arange(len(order)) - ended
+    # Intervals that cross overlap in a row.
     for row in range(int(level.max(initial=0)) + 1):
         own = level[order] == row
         if np.any(start[own][1:] < end[own][:-1]):
@@ -375,7 +437,15 @@ def nest(start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def make_boxes(view: View, times: tuple[Ints, Ints], category: Ints | str, **columns: Ints) -> Boxes:
-    """Return boxes with the panel's times; missing columns are ``UNKNOWN``, a missing ``level`` is that of a stack."""
+    """Return boxes with times that count from the panel's time 0.
+
+    Args:
+        view: Defines that time 0.
+        times: Starts and ends of the boxes, in the trace's own times.
+        category: Category of all boxes, or for each box its index into ``theme.CATEGORIES``.
+        columns: Other columns of :class:`Boxes`. If ``level`` is missing, boxes are placed by :func:`stack`; other
+            missing columns hold ``UNKNOWN``.
+    """
     start_ns, end_ns = times
     if isinstance(category, str):
         category = np.broadcast_to(np.int64(CODE[category]), len(start_ns))
