@@ -1,19 +1,22 @@
-"""Predicts the communication that is left when backward ends, from the real buckets; see ``docs/bucket_size.md``.
+"""Predicts the communication that is left when backward ends (the tail) from a model's buckets.
 
-A message of s bytes takes ``t(s) = o + s / w``: an overhead per call, and a bandwidth, see :mod:`.findings`. Gradients
-become ready from the last parameter to the first, in proportion to the matrix products of backward; the gradient of an
-embedding, which has none, is ready at the end. A bucket is sent when its last gradient is ready and the link is free::
+See ``docs/bucket_size.md``. A message of s bytes takes ``t(s) = o + s / w``: an overhead o per call and a bandwidth w,
+which :mod:`.findings` fits. Gradients become ready from the last parameter to the first, in proportion to the matrix
+products of backward. The embedding has none, and its gradient is ready at the end. A bucket is sent when its last
+gradient is ready and the link is free. Time runs to the right, h is the head, 4 to 1 are blocks, e is the embedding, a
+dot is no work::
 
-    backward     hhhhhh44332211.      h: head, e: embedding
-    buckets      .....|hhhhhhh|43|21|eeeeee
+    backward     hhhhhh44332211.                  computes gradients
+    buckets      .....|hhhhhhh|43|21|eeeeee       are on the link
     tail                        ______            from the end of backward
 
-What is sent beside compute takes ``slowdown`` times as long, if captures tell: their communication over the times that
-the link alone would take. On a CPU, ranks and gloo share the cores.
+What is sent while backward computes takes ``slowdown`` times as long as alone, if captures show it: on a CPU, for
+example, ranks and gloo share the cores. The slowdown is the communication time of captures over the time that the link
+alone would take.
 
 The course CS336 (spring 2025, assignment 2, *ddp_bucketed_benchmarking*) divides the s bytes into n equal buckets whose
-backward takes as long as their transfer, s / (n w). Then ``s / (n w) + n o`` is left, which is least for buckets
-of ``sqrt(s o w)``. This formula is used for a model whose parameters are not known.
+backward takes as long as their transfer, s / (n w). Then ``s / (n w) + n o`` is left, which is least for buckets of
+``sqrt(s o w)`` bytes. This formula is used for a model whose parameters are not known.
 """
 
 from __future__ import annotations
@@ -31,13 +34,17 @@ from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import BASELINE, BYTES_PER_MB
 
 Workload = tuple[int, int]
+"""Sequences per step of one rank, and tokens of a sequence."""
 CURVE_MB = tuple(float(mb) for mb in np.geomspace(0.25, 4096, 113))
-"""The bucket sizes in MiB of which the best is looked for, and which are drawn."""
+"""The bucket sizes in MiB that are tried to find the best one, and that are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """A message takes ``overhead_ns + bytes / bytes_per_ns``, fitted to ``sizes`` message sizes; 1 byte/ns: 1 GB/s."""
+    """The fitted time of an all-reduce, ``overhead_ns + bytes / bytes_per_ns``; 1 byte/ns is 1 GB/s.
+
+    ``sizes`` is the number of message sizes to which it was fitted.
+    """
 
     overhead_ns: float
     bytes_per_ns: float
@@ -50,18 +57,20 @@ class LinkModel:
         return f"an all-reduce takes {overhead} per call plus its bytes at {self.bytes_per_ns:.3g} GB/s"
 
     def time_ns(self, size: float) -> float:
+        """Return the time of a message of ``size`` bytes."""
         return self.overhead_ns + size / self.bytes_per_ns
 
 
 @dataclass(frozen=True, slots=True)
 class BucketModel:
-    """The model of bucketing for one testbed.
+    """Predicts the tail for a bucket size on one testbed.
 
     Attributes:
+        link: The fitted time of an all-reduce by its bytes.
         gradient_bytes: Bytes of all gradients.
         counts: Number of elements of each parameter, in the order of ``parameters()``; empty if not known.
-        backward_ns: Length of backward without communication beside it, by workload.
-        slowdown: How many times as long a transfer takes beside compute; ``None`` if no capture tells.
+        backward_ns: Length of backward without communication at the same time, by workload.
+        slowdown: How many times as long a transfer takes while backward computes; ``None`` if no capture shows it.
     """
 
     link: LinkModel
@@ -72,45 +81,66 @@ class BucketModel:
 
     @property
     def course_best_bytes(self) -> float:
-        """The bucket size with the smallest tail by the course's formula."""
+        """The bucket size in bytes with the smallest tail by the course's formula, at most all gradients."""
         best = math.sqrt(self.gradient_bytes * self.link.overhead_ns * self.link.bytes_per_ns)
         return min(best, float(self.gradient_bytes))
 
     @property
     def best_mb(self) -> float:
-        """The smallest bucket size whose tail, mean over workloads, is within a per cent of the least."""
+        """The smallest bucket size in MiB whose mean tail over workloads is at most 1 % above the least one."""
         left = [self.mean_ns(mb) for mb in CURVE_MB]
         return next(mb for mb, ns in zip(CURVE_MB, left, strict=True) if ns <= 1.01 * min(left))
 
     def mean_ns(self, mb: float) -> float:
+        """Return the predicted tail for a bucket size, as the mean over the workloads whose backward is known."""
         workloads: Sequence[Workload | None] = [*self.backward_ns] or [None]
         return float(np.mean([self.expected_ns(mb, workload) for workload in workloads]))
 
     def buckets(self, mb: float) -> list[tuple[float, float]]:
-        """The bytes of each bucket in the order of launch, and the share of backward after which it is ready."""
-        if not self.counts:  # as the course has it
+        """Return the buckets of a bucket size in MiB, in the order of launch.
+
+        Each is a pair of its bytes and the fraction of backward (0 to 1) after which its last gradient is ready.
+        """
+        if not self.counts:  # equal buckets, as in the course's formula
             count = math.ceil(self.gradient_bytes / (mb * BYTES_PER_MB))
             return [(self.gradient_bytes / count, (index + 1) / count) for index in range(count)]
+        # Backward's work for each parameter, none for the embedding, the first one; summed up from the last parameter.
         computed = [0, *self.counts[1:]]
         ready = np.cumsum(computed[::-1])[::-1] / sum(computed)
         assigned = assign_buckets([Float32(count) for count in self.counts], mb * BYTES_PER_MB)
+        # The gradient of a bucket's first parameter is ready last. An element has 4 bytes.
         return [(sum(4 * self.counts[at] for at in bucket), float(ready[min(bucket)])) for bucket in assigned]
 
     def expected_ns(self, mb: float, workload: Workload | None = None, *, contended: bool = True) -> float:
-        """Communication left when backward ends; a backward of unknown length is as long as the transfers."""
+        """Return the predicted tail in nanoseconds: the communication that is left when backward ends.
+
+        A backward of unknown length is assumed to take as long as the transfer of all bytes.
+
+        Args:
+            mb: The bucket size in MiB.
+            workload: The workload; ``None``: backward's length is not known.
+            contended: Whether transfers are slower while backward computes.
+        """
         buckets = self.buckets(mb)
         slowdown = (self.slowdown or 1.0) if contended else 1.0
         known_ns = self.backward_ns.get(workload) if workload and self.counts else None
         backward_ns = known_ns or self.gradient_bytes / self.link.bytes_per_ns
+        # Send the buckets one after another. Times count from the start of backward; the link is free at ``free_ns``.
         free_ns = 0.0
         for size, ready in buckets:
             left_ns, free_ns = self.link.time_ns(size), max(free_ns, ready * backward_ns)
+            # The transfer takes ``left_ns`` alone. In ``beside_ns``, while backward computes, ``beside_ns / slowdown``
+            # of it gets done; the rest follows after the end of backward.
             beside_ns = min(slowdown * left_ns, max(0.0, backward_ns - free_ns))
             free_ns += beside_ns + left_ns - beside_ns / slowdown
         return free_ns - backward_ns
 
 
 def make_model(link: LinkModel, summaries: Sequence[SettingSummary]) -> BucketModel:
+    """Return the model for a testbed, from its fitted link and the summaries of its settings.
+
+    Backward's length comes from the runs of ``naive``, which communicates only after backward.
+    """
     run = summaries[0].first
     size = MODEL_SIZES.get(run.model_size)
     is_known = size is not None and size.gradient_bytes() == run.gradient_bytes
@@ -124,7 +154,11 @@ def make_model(link: LinkModel, summaries: Sequence[SettingSummary]) -> BucketMo
 
 
 def _slowdown(link: LinkModel, counts: tuple[int, ...], summaries: Sequence[SettingSummary]) -> float | None:
-    """How many times as long communication takes in captures with several buckets as the link alone would take."""
+    """Return how many times as long communication takes in captures as the link alone would take, at least 1.
+
+    It is the median over captures of bucket sizes in which most communication overlaps with compute. It is ``None``
+    without such a capture, or if the model's parameters (``counts``) are not known.
+    """
     slowdowns = []
     for one in summaries:
         if counts and one.trace and one.setting.swept_mb and 2 * one.trace.overlapped_ns > one.trace.comm_ns:
@@ -135,7 +169,7 @@ def _slowdown(link: LinkModel, counts: tuple[int, ...], summaries: Sequence[Sett
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What was expected of a bucket size, and what its capture shows; times in nanoseconds."""
+    """The predicted tail of a bucket size and the tail that its capture shows, in nanoseconds."""
 
     mb: float
     workload: Workload
@@ -144,12 +178,12 @@ class Expectation:
     measured_ns: float
 
     def error(self, expected_ns: float | None = None) -> float:
-        """How far the expectation is off, as a share of what was measured."""
+        """Return the error of a prediction, by default ``expected_ns``, as a fraction of the measured tail."""
         return abs((self.expected_ns if expected_ns is None else expected_ns) - self.measured_ns) / self.measured_ns
 
 
 def compare_expectations(model: BucketModel, summaries: Sequence[SettingSummary]) -> list[Expectation]:
-    """Compare the tails of captures with what was expected for their buckets."""
+    """Return predicted and measured tail for each setting of a bucket size that was captured and has a tail."""
     expectations = []
     for one in summaries:
         mb, tail_ns = one.setting.swept_mb, one.trace.tail_ns if one.trace else None
@@ -161,6 +195,7 @@ def compare_expectations(model: BucketModel, summaries: Sequence[SettingSummary]
 
 
 def median_error(expectations: Sequence[Expectation], *, contended: bool = True) -> float:
+    """Return the median error of predictions as a fraction; without ``contended``, of those without slowdown."""
     return float(np.median([one.error(None if contended else one.alone_ns) for one in expectations]))
 
 
@@ -170,7 +205,7 @@ def error_text(expectations: Sequence[Expectation]) -> str:
 
 
 def mismatch_text(model: BucketModel, expectations: Sequence[Expectation]) -> str:
-    """Describe how far the expected tails are off, and why, as far as captures show it."""
+    """Return sentences about how far the predicted tails are off, and why, as far as captures show it."""
     longer = sum(one.measured_ns > one.expected_ns for one in expectations)
     text = f"The expected tails are off by {error_text(expectations)}; {longer} of those measured are longer."
     if model.slowdown and model.slowdown > 1:

@@ -1,4 +1,8 @@
-"""The four figures of a testbed: steps by variant, steps by bucket size, the model of bucketing, bandwidth by size."""
+"""Draws the four figures of a testbed.
+
+They show step times by variant, step times by bucket size, predicted and measured tails by bucket size, and bandwidth
+by message size.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows
 from ddp_prof.present.text import milliseconds, percent, shown_name, size
 from ddp_prof.variants import BYTES_PER_MB
 
-_TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560
+_TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560  # pixels: above the plot, of a row of bars, below the plot, of a figure
 _ASIDE = 1.025  # factor between the x values of curves, so that their error bars do not cover each other
 
 
 def draw_figures(results: TestbedResults) -> dict[str, tuple[str, Chart]]:
-    """Draw the figures that the measurements allow; returns (title, figure) by file name."""
+    """Draw the figures that the measurements allow; return (title, figure) by the name of the figure's file."""
     figures = {"variants": ("Step time and communication by variant", draw_variants(results))}
     if len(bucket_sizes(results.summaries)) > 1:
         figures["buckets"] = ("Step time by bucket size", draw_buckets(results))
@@ -34,17 +38,23 @@ def draw_figures(results: TestbedResults) -> dict[str, tuple[str, Chart]]:
 
 
 def draw_variants(results: TestbedResults) -> Chart:
-    """One bar per setting, in blocks of the same work: communication by the host timer after the rest of the step."""
+    """Return a figure with one bar per setting, grouped by workload.
+
+    A bar is the step time: first the rest of the step, then the communication by the host timer.
+    """
+    # The rows from top to bottom: titles of workloads (texts) and settings.
     rows: list[str | SettingSummary] = []
     for summary in results.summaries:
         if (title := f"{summary.setting.work_text} tokens") not in rows:
             rows.append(title)
         rows.append(summary)
+    # The settings with a step time have bars.
     settings = [(row, summary) for row, summary in enumerate(rows) if not isinstance(summary, str)]
     drawn = [summary for _, summary in settings if summary.step_ns]
     steps = [value_ms(summary.step_ns) or 0.0 for summary in drawn]
     waits = [value_ms(summary.communication_ns) or 0.0 for summary in drawn]
     bar = {"type": "bar", "orientation": "h", "width": 0.7, "y": [row for row, one in settings if one.step_ns]}
+    # The figure's title names the largest and the smallest share of communication.
     shares = [(share, summary) for summary in drawn if (share := summary.communication_share) is not None]
     title = "No setting was measured"
     if shares:
@@ -82,7 +92,7 @@ def draw_variants(results: TestbedResults) -> Chart:
 
 
 def _row_label(row: int, summary: SettingSummary) -> dict[str, Any]:
-    """The label of a row: the share of communication, or why there is no bar."""
+    """Return the label of a row, at the right the share of communication, or in place of a bar why there is none."""
     position = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left", "xref": "paper"}
     if not summary.step_ns:
         text = status_text(summary).replace("_", " ")
@@ -93,9 +103,13 @@ def _row_label(row: int, summary: SettingSummary) -> dict[str, Any]:
 
 
 def draw_buckets(results: TestbedResults) -> Chart:
-    """One curve per workload, and a dashed line for its fastest variant without buckets."""
+    """Return a figure of step time over bucket size, one curve per workload.
+
+    A dashed line is the step time of the fastest other variant of the same workload.
+    """
     traces = []
     for color, aside, buckets in _curves(results):
+        # The curve of a workload, with error bars.
         sizes = [summary.setting.swept_mb or 0.0 for summary in buckets]
         workload = buckets[0].setting.workload
         traces.append(
@@ -107,6 +121,7 @@ def draw_buckets(results: TestbedResults) -> Chart:
                 "hovertemplate": "%{customdata:g} MiB: %{y:.2f} ms<extra></extra>",
             }
         )  # fmt: skip
+        # The dashed line, from left of the smallest to right of the largest bucket size.
         same_work = [one for one in results.summaries if one.setting.workload == workload and one.step_ns]
         if without_buckets := [one for one in same_work if one.setting.swept_mb is None]:
             best = min(without_buckets, key=lambda one: value_ms(one.step_ns) or math.inf)
@@ -126,7 +141,11 @@ def draw_buckets(results: TestbedResults) -> Chart:
 
 
 def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
-    """What is left of communication when backward ends: expected as a line, and by trace, else by timer, as dots."""
+    """Return a figure of the communication after backward over bucket size, one color per workload.
+
+    A line is the prediction. Dots are measured: the tail in captures, or the host timer if not all sizes have captures.
+    """
+    # Points of the lines: the measured bucket sizes, and sizes between and a little beyond them.
     sizes = bucket_sizes(results.summaries)
     drawn = sorted({*sizes, *(mb for mb in CURVE_MB if min(sizes) / 2 <= mb <= max(sizes) * 2)})
     traces = []
@@ -134,6 +153,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
         workload, work = buckets[0].setting.workload, buckets[0].setting.work_text
         expected_ms = [model.expected_ns(mb, workload) / 1e6 for mb in drawn]
         traces.append(_line(f"expected, {work}", drawn, expected_ms, color=color, width=2))
+        # The dots: tails of captures, or the host timer.
         tails = [summary.trace.tail_ns if summary.trace else None for summary in buckets]
         is_traced = all(tail is not None for tail in tails)
         timers = [value_ms(summary.communication_ns) for summary in buckets]
@@ -161,7 +181,11 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
 
 
 def draw_bandwidth(results: TestbedResults) -> Chart:
-    """Bytes over time of an all-reduce: one dot per message size, the fitted model as a line."""
+    """Return a figure of bandwidth (bytes over time of an all-reduce) by message size.
+
+    A dot is the median of one message size; the fitted model is a line.
+    """
+    # Bandwidths in bytes per nanosecond, which is GB/s; the shortest time of the interval gives the highest one.
     messages, model = results.messages, results.model
     rates = [message.bytes / message.median_ns for message in messages]
     highest = [message.bytes / (message.low_ns or message.median_ns) for message in messages]
@@ -185,6 +209,7 @@ def draw_bandwidth(results: TestbedResults) -> Chart:
             "marker": {"color": theme.SERIES[0], "size": 11},
         }
     ]  # fmt: skip
+    # The line of the fitted model.
     title = "What an all-reduce costs by its size"
     if not isinstance(model, str):
         link = model.link
@@ -217,10 +242,12 @@ def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingS
 
 
 def _line(name: str, x: Sequence[float], y: Sequence[float | None], **style: object) -> dict[str, Any]:
+    """Return Plotly's trace of a line without hover text; ``style`` is Plotly's ``line``."""
     return {"type": "scatter", "mode": "lines", "name": name, "hoverinfo": "skip", "x": x, "y": y, "line": style}
 
 
 def _size_axis(results: TestbedResults) -> dict[str, Any]:
+    """Return the x axis of bucket sizes, with a tick at each measured size."""
     sizes, gradients = bucket_sizes(results.summaries), results.summaries[0].first.gradient_bytes
     ticks = [f"{mb:g} and more<br>(one bucket)" if mb * BYTES_PER_MB >= gradients else f"{mb:g}" for mb in sizes]
     return axis(
@@ -229,6 +256,7 @@ def _size_axis(results: TestbedResults) -> dict[str, Any]:
 
 
 def _error(summaries: Sequence[SettingSummary], color: str) -> dict[str, Any]:
+    """Return Plotly's error bars: half of the interval of each step time, in milliseconds."""
     halves = [half_ms(summary.step_ns) or 0.0 for summary in summaries]
     return {"type": "data", "array": halves, "color": color, "thickness": 1.3, "width": 4}
 
@@ -237,7 +265,18 @@ def _figure(
     results: TestbedResults, title: str, traces: Sequence[dict[str, Any]], note: str = "", *, height: int = _HEIGHT,
     l: int = 90, r: int = 60, **layout: Any,  # noqa: E741  # as Plotly calls the margins
 ) -> Chart:  # fmt: skip
-    """A figure with the testbed below its title; a CPU, or a GPU that ranks shared, is emphasized."""
+    """Return a figure whose subtitle names the testbed; a CPU, or a GPU that ranks shared, is emphasized there.
+
+    Args:
+        results: The results of the testbed.
+        title: Title of the figure.
+        traces: What is drawn, as Plotly's traces.
+        note: Further lines of the subtitle.
+        height: Height of the whole figure, in pixels.
+        l: Margin at the left, in pixels.
+        r: Margin at the right.
+        layout: Further parts of Plotly's layout.
+    """
     subtitle, device = shown_name(results.title), results.testbed.device
     if device is not None:
         stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)

@@ -1,11 +1,11 @@
-"""What the timings of one testbed show: the cost of an all-reduce, the model of bucketing, at most ten sentences.
+"""Finds what the timings of one testbed show: the cost of an all-reduce, the model of bucketing, at most ten sentences.
 
 *Model.* See :mod:`.bucket_model`.
 
-*Sentences.* A setting is compared with another of the same work and in the same repeat, whose runs are near in time, so
-that a machine that is slow for a while slows both. Such a pair of runs gives one saving; the effect is the median over
-all pairs of repeats and work, and its interval is found by drawing pairs. An effect whose
-interval contains zero is kept, but no sentence is written about it.
+*Sentences.* A sentence compares two settings. Only runs of the same workload and the same repeat are compared: they are
+near in time, so a machine that is slow for a while slows both. Each such pair of runs gives one saving. The effect is
+the median saving over all pairs; its interval is found by drawing pairs again and again (bootstrap). If the interval
+contains zero, the effect is kept, but no sentence is written about it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ from ddp_prof.present.text import percent
 from ddp_prof.variants import BUCKETED
 
 HUBER = 1.345
-"""Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
+"""Residuals beyond this number of standard deviations lose weight in a fit (P. J. Huber, 1964).
+
+With this number the fit is 95 % as efficient as least squares if residuals are normal.
+"""
 MAD_TO_SIGMA = 1.4826
+"""Standard deviation over median absolute deviation, for a normal distribution."""
 LEAST_PAIRS = 6
-"""Fewer pairs of runs all differ in one direction by chance in more than one of twenty cases (2 / 2**5 = 6 %)."""
+"""The fewest pairs of runs for an interval. By chance, 5 pairs all differ in one direction in 2 / 2**5 = 6 % of cases,
+which is more than one in twenty."""
 
 Kind = tuple[str, "float | None"]  # a variant and its bucket size in MiB
 NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overlap", "torch"))
@@ -43,17 +48,21 @@ NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overl
 
 @dataclass(frozen=True, slots=True)
 class MessageCost:
-    """All-reduces of one size: the median over runs of each run's median over its calls."""
+    """How long all-reduces of one message size took.
+
+    ``median_ns`` is the median over runs of the median over the calls of a run; ``calls`` and ``runs`` are how many.
+    """
 
     bytes: int
     calls: int
     median_ns: float
-    low_ns: float | None = None  # to high_ns: the 95 % interval, of three values or more
+    low_ns: float | None = None  # low_ns to high_ns: the 95 % interval over runs; None for fewer than three runs
     high_ns: float | None = None
     runs: int = 1
 
 
 def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
+    """Return for each testbed the times of its all-reduces by message size, smallest first, from successful runs."""
     testbeds = {run.id: Testbed.from_run(run) for run in results.runs if run.status == OK}
     by_size: dict[tuple[Testbed, int], list[StoredMessages]] = {}
     for message in results.messages:
@@ -70,19 +79,20 @@ def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
 
 
 def fit_link(messages: Sequence[MessageCost]) -> LinkModel | str:
-    """Fit the model to messages of one testbed, each size with the same weight; or return why that is impossible.
+    """Fit time = overhead + bytes / bandwidth to the messages of a testbed; return the fit, or why there is none.
 
-    Least squares of *relative* errors, since times span orders of magnitude, with Huber's weights, so that a size that
-    was disturbed does not bend the line (iteratively reweighted; P. W. Holland and R. E. Welsch, 1977).
+    It is a least-squares fit of *relative* errors, as times span orders of magnitude, so each size has the same weight.
+    Huber's weights keep a size that was disturbed from bending the line (iteratively reweighted least squares; P. W.
+    Holland and R. E. Welsch, 1977).
     """
     if len(messages) < 2:
         return "messages of fewer than two sizes were timed"
     sizes = np.array([message.bytes for message in messages], float)
     times = np.array([message.median_ns for message in messages])
-    # A line through (0, 0) of relative units: 1 = (o + s / w) / t.
+    # In relative units: (o + s / w) / t should be 1, so o and 1 / w are the coefficients of 1 / t and s / t.
     columns = np.column_stack([1 / times, sizes / times])
     overhead, slope = _robust_line(columns)
-    if overhead < 0:
+    if overhead < 0:  # fit again without an overhead
         overhead, (slope,) = 0.0, _robust_line(columns[:, 1:])
     if slope <= 0:
         return "larger messages did not take longer"
@@ -91,10 +101,11 @@ def fit_link(messages: Sequence[MessageCost]) -> LinkModel | str:
 
 
 def _robust_line(columns: np.ndarray) -> np.ndarray:
-    """Coefficients whose combination of the columns is nearest to 1 in each row."""
+    """Return the coefficients of the columns whose weighted sum is nearest to 1 in each row, by a robust fit."""
     weights = np.ones(len(columns))
     coefficients = np.zeros(columns.shape[1])
     scaling = np.linalg.norm(columns, axis=0)  # the columns differ by orders of magnitude
+    # Fit, give rows with large residuals less weight, and fit again. 50 rounds are more than enough.
     for _ in range(50):
         root = np.sqrt(weights)
         coefficients = np.linalg.lstsq(columns / scaling * root[:, None], root, rcond=None)[0] / scaling
@@ -108,7 +119,18 @@ def _robust_line(columns: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An effect in the timings of one testbed: a share from 0 to 1, with an interval unless there are too few pairs."""
+    """An effect in the timings of one testbed.
+
+    Attributes:
+        name: What is compared.
+        before: Label of the setting to which another one is compared.
+        after: Label of the other setting.
+        value: The effect as a fraction: what the other setting saves; negative if it adds.
+        low: Lower end of the 95 % interval; ``None`` if there are too few pairs of runs.
+        high: Upper end of the interval.
+        pairs: Number of pairs of runs.
+        text: A sentence, if the interval supports one.
+    """
 
     name: str
     before: str
@@ -117,10 +139,11 @@ class Observation:
     low: float | None
     high: float | None
     pairs: int
-    text: str | None = None  # where the interval supports a sentence
+    text: str | None = None
 
 
 def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | str) -> tuple[Observation, ...]:
+    """Return all effects that the settings of a testbed allow; ``model`` is a text if there is no model."""
     observations = [
         _change(summaries, "step", NAIVE, FLAT),
         _change(summaries, "communication", NAIVE, FLAT),
@@ -135,27 +158,29 @@ def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | 
 
 
 def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
-    """The bucket sizes that were measured, in MiB, in ascending order."""
+    """Return the bucket sizes that were measured, in MiB, in ascending order."""
     return sorted({mb for one in summaries if one.step_ns and (mb := one.setting.swept_mb) is not None})
 
 
 def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) -> Iterator[Observation | None]:
-    """Compare the fastest bucket size with the slowest and with other variants, and with the model's choice."""
+    """Yield the effects of bucket sizes: the fastest one against the slowest, other variants and the model's choice."""
     sizes = bucket_sizes(summaries)
     if len(sizes) < 2:
         return
-    losses = {}  # what others take off a size, on average
+    losses = {}  # for each size, the mean of what the sizes save in comparison with it: least for the fastest size
     for mb in sizes:
         savings = [_savings(summaries, (BUCKETED, mb), (BUCKETED, other)) for other in sizes]
         if not all(savings):
             return
         losses[mb] = float(np.mean([np.median(each) for each in savings]))
+    # The fastest size against the slowest size and against variants with other buckets.
     fastest, slowest = min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)
     yield _change(summaries, "step", (BUCKETED, slowest), (BUCKETED, fastest))
     yield _change(summaries, "step", OVERLAP, (BUCKETED, fastest))
     yield _change(summaries, "step", TORCH, (BUCKETED, fastest))
     if isinstance(model, str):
         return
+    # The size with the smallest predicted tail against the fastest size or, if it is the fastest, the second fastest.
     chosen = min(sizes, key=model.mean_ns)
     choice = (
         f"The model expects the least communication after backward of {model.best_mb:.2g} MiB; of the sizes measured, "
@@ -173,6 +198,7 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) 
 
 
 def _model_error(summaries: Sequence[SettingSummary], model: BucketModel | str) -> Observation | None:
+    """Return how far the model's tails are from the tails of captures; ``None`` without a model or captures."""
     expectations = [] if isinstance(model, str) else compare_expectations(model, summaries)
     if isinstance(model, str) or not expectations:
         return None
@@ -183,6 +209,7 @@ def _model_error(summaries: Sequence[SettingSummary], model: BucketModel | str) 
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
+    """Return the fraction of the communication in captures with overlap that the host timer does not see."""
     missed = [
         1 - timer.value / summary.trace.comm_ns
         for summary in summaries
@@ -196,6 +223,7 @@ def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
 
 
 def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
+    """Return what ``after`` saves of the step or communication (``name``) of ``before``; ``None`` if not measured."""
     old, new = label_of(*before), label_of(*after)
     subject, what = new[:1].upper() + new[1:], "step" if name == "step" else "communication (host timer)"
     takes = f"{subject} takes {{effect}} off the {what} of {old}."
@@ -204,7 +232,10 @@ def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after:
 
 
 def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, column: str = "step_ns") -> list[float]:
-    """The share that the second setting saves of the first, for each pair of runs of one repeat and workload."""
+    """Return the fraction that setting ``after`` saves of setting ``before``, for each pair of runs.
+
+    The runs of a pair have the same workload and repeat. ``column`` is the field of the summaries that is compared.
+    """
     savings = []
     for old, new in product(summaries, summaries):
         kinds = [(one.setting.variant, one.setting.bucket_size_mb) for one in (old, new)]
@@ -218,9 +249,18 @@ def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, col
 def _observe(
     name: str, before: str, after: str, savings: Sequence[float], takes: str, adds: str | None
 ) -> Observation | None:
-    """Make an observation from savings.
+    """Return the median of savings as an observation, with a sentence if its interval excludes zero.
 
-    ``takes`` is the sentence of a gain and ``adds`` that of a loss, with ``{effect}`` in it; ``None``: no sentence.
+    Args:
+        name: What is compared.
+        before: Label of the setting to which another one is compared.
+        after: Label of the other setting.
+        savings: The saving of each pair of runs, as a fraction.
+        takes: The sentence for a gain; ``{effect}`` in it becomes the numbers.
+        adds: The sentence for a loss; ``None``: there is none.
+
+    Returns:
+        ``None`` if there are no savings.
     """
     if not savings:
         return None
@@ -228,14 +268,17 @@ def _observe(
     low, high = (bootstrap_interval(savings) if len(savings) >= LEAST_PAIRS else None) or (None, None)
     text = None
     if low is not None and high is not None and (low > 0 or high < 0):
+        # A loss is a negative saving; it is shown as a positive number, so the ends of its interval are swapped.
         words, (shown, *ends) = (takes, (value, low, high)) if value > 0 else (adds, (-value, -high, -low))
         effect = f"{percent(shown)} ({percent(ends[0])} to {percent(ends[1])}, {len(savings)} pairs)"
-        text = words and words.format(effect=effect)
+        text = words and words.format(effect=effect)  # None if there is no sentence for a loss
     return Observation(name, before, after, value, low, high, len(savings), text)
 
 
 @dataclass(frozen=True, slots=True)
 class TestbedResults:
+    """All that is known about one testbed; ``model`` is a text if there is no model, the reason why."""
+
     testbed: Testbed
     environment: Environment | None
     summaries: tuple[SettingSummary, ...]
@@ -245,6 +288,7 @@ class TestbedResults:
 
     @property
     def contradicts_model(self) -> bool:
+        """Whether another bucket size than the model's choice is clearly faster."""
         return any(observation.name == "model_disagrees" and observation.text for observation in self.observations)
 
     @property
@@ -253,6 +297,7 @@ class TestbedResults:
 
     @property
     def title(self) -> str:
+        """Model, number of ranks, device, definitions if they are old, and machine, in one line."""
         testbed = self.testbed
         ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
         parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
@@ -265,6 +310,7 @@ class TestbedResults:
 
 
 def gather_testbeds(results: Results) -> list[TestbedResults]:
+    """Return the results of each testbed in a database, with its model and observations."""
     environments = {environment.id: environment for environment in results.environments}
     messages = message_costs(results)
     gathered = []

@@ -1,4 +1,7 @@
-"""Makes what ``ddp-prof results`` shows and writes: tables, JSON, ``results.csv``, pages, pictures, ``results.md``."""
+"""Makes what ``ddp-prof results`` shows and writes: tables, JSON, ``results.csv``, pages, pictures, ``results.md``.
+
+The texts below are notes under tables.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ KEPT_APART = (
 
 
 def results_views(testbeds: Sequence[TestbedResults]) -> list[TableView]:
+    """Return the tables that the terminal shows: for each testbed its settings, sentences and messages."""
     views = []
     for results in testbeds:
         rows: list[Row] = [{"observation": text} for text in results.sentences]
@@ -71,12 +75,14 @@ def results_views(testbeds: Sequence[TestbedResults]) -> list[TableView]:
 
 
 def settings_view(results: TestbedResults) -> TableView:
+    """Return the table of a testbed with one row per setting, and its notes."""
     has_traces = any(summary.trace for summary in results.summaries)
     rows = [_setting_row(summary, results.model, has_traces=has_traces) for summary in results.summaries]
     return TableView(results.title, rows, testbed_notes(results), {})
 
 
 def _setting_row(summary: SettingSummary, model: BucketModel | str, *, has_traces: bool) -> Row:
+    """Return the row of a setting; columns of captures or of the model are there only if the testbed has any."""
     return {
         "variant": summary.setting.label,
         "batch": summary.setting.local_batch_size,
@@ -98,7 +104,7 @@ def _setting_row(summary: SettingSummary, model: BucketModel | str, *, has_trace
 
 
 def messages_view(results: TestbedResults) -> TableView:
-    """The time of an all-reduce by its size, from runs whose variant waits for each."""
+    """Return the table of all-reduce times by message size, from runs whose variant waits for each all-reduce."""
     link = None if isinstance(results.model, str) else results.model.link
     rows: list[Row] = [
         {
@@ -114,6 +120,7 @@ def messages_view(results: TestbedResults) -> TableView:
         }
         for cost in results.messages
     ]
+    # Overhead or bandwidth is not well known if all messages are large or all are small.
     notes = [MESSAGES]
     if link:
         half = link.overhead_ns * link.bytes_per_ns  # bytes that take as long as the overhead
@@ -125,6 +132,7 @@ def messages_view(results: TestbedResults) -> TableView:
 
 
 def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
+    """Return the tail that the model predicts for a measured setting; ``None`` if it has no bucket size."""
     mb = summary.setting.swept_mb
     if mb is None or summary.status != OK:
         return None
@@ -132,13 +140,14 @@ def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
 
 
 def testbed_notes(results: TestbedResults) -> list[str]:
+    """Return the notes under the table of settings: how to read it, caveats, missing runs and the model."""
     steps = [step for summary in results.summaries if (step := summary.step_ns)]
     notes = [HOW_TO_READ]
     if steps:
         notes.append(SPREAD if any(step.half_width is not None for step in steps) else NO_SPREAD)
     if len({code for summary in results.summaries for code in summary.codes}) > 1:
         notes.append(OTHER_CODE)
-    notes += dict.fromkeys(caveat for summary in results.summaries for caveat in summary.caveats)
+    notes += dict.fromkeys(caveat for summary in results.summaries for caveat in summary.caveats)  # each one once
     stopped: dict[str, list[Setting]] = {}  # by the reason why runs are missing
     for summary in results.summaries:
         if summary.reason:
@@ -152,6 +161,7 @@ def testbed_notes(results: TestbedResults) -> list[str]:
 
 
 def link_note(model: BucketModel, *, contradicted: bool) -> str:
+    """Return a text about the fitted link and the best bucket size; ``contradicted``: measured steps disagree."""
     link, best = model.link, model.best_mb
     left = milliseconds(round(model.mean_ns(best)))
     text = (
@@ -171,10 +181,10 @@ def csv_rows(testbeds: Sequence[TestbedResults]) -> list[Row]:
 
 
 def _csv_row(summary: SettingSummary, results: TestbedResults) -> Row:
-    """One row of ``results.csv``: the columns that the course's study asks for, then all others.
+    """Return the row of a setting in ``results.csv``: first the columns that the course's study asks for.
 
-    ``avg_comm_time_ms`` is without synchronizing first, as the study measured: on a GPU it includes device work of
-    backward that is still pending. All times are medians, although the study's column names say average.
+    ``avg_comm_time_ms`` is measured without synchronizing the device first, as in the study: on a GPU it includes
+    device work of backward that is still pending. All times are medians, although the study's column names say average.
     """
     run, setting, step = summary.first, summary.setting, summary.step_ns
     row: Row = {
@@ -221,7 +231,7 @@ def _trace_ms(summary: SettingSummary, part: str) -> float | None:
 
 
 def results_document(database: Path, testbeds: Sequence[TestbedResults]) -> dict[str, Any]:
-    """The JSON document, times in nanoseconds: keys may be added, never renamed."""
+    """Return the JSON document of all testbeds, with times in nanoseconds. Keys may be added to it, never renamed."""
     return {
         "schema": SCHEMA,
         "database": str(database),
@@ -231,6 +241,7 @@ def results_document(database: Path, testbeds: Sequence[TestbedResults]) -> dict
 
 
 def _testbed_document(results: TestbedResults) -> dict[str, Any]:
+    """Return the part of the JSON document about one testbed."""
     model = None if isinstance(results.model, str) else results.model
     return {
         **asdict(results.testbed),
@@ -246,6 +257,7 @@ def _testbed_document(results: TestbedResults) -> dict[str, Any]:
 
 
 def _setting_document(summary: SettingSummary) -> dict[str, Any]:
+    """Return the part of the JSON document about one setting, with what all of its runs have in common."""
     values = asdict(summary)
     setting, run = values.pop("setting"), values.pop("first")
     shared = (
@@ -256,7 +268,10 @@ def _setting_document(summary: SettingSummary) -> dict[str, Any]:
 
 
 def results_markdown(testbeds: Sequence[TestbedResults], pictures: Sequence[dict[str, str]] = ()) -> str:
-    """The results as Markdown that can stand alone; ``pictures`` are the titles of each testbed's pictures, by file."""
+    """Return all results as a Markdown document.
+
+    ``pictures`` holds for each testbed the titles of its pictures by file name without suffix; empty: no pictures.
+    """
     parts = ["# Results\n", "Written by `ddp-prof results` from the database of `scripts/run_comparison.sh`.\n"]
     if len(testbeds) > 1:
         parts.append(f"{KEPT_APART.format(len(testbeds)).capitalize()}.\n")
@@ -277,13 +292,16 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]:
-    """Write figures as pages and pictures, and ``results.md``; returns what could not be made, a line each."""
+    """Write the figures of all testbeds as HTML pages and pictures, and ``results.md``.
+
+    Returns one line for each reason why pictures could not be made; ``results.md`` then shows none.
+    """
     write_shared_plotly(folder)
     titles_of_all = []
     with Pictures() as drawing:
         for number, results in enumerate(testbeds, 1):
             testbed, prefix, titles = results.testbed, "", {}
-            if len(testbeds) > 1:
+            if len(testbeds) > 1:  # the names of the files begin with the testbed
                 prefix = f"{number}-{testbed.model_size}-{testbed.world_size}-ranks-{testbed.device or 'none'}-"
                 prefix = re.sub(r"[^A-Za-z0-9.-]+", "-", prefix)
             for name, (title, figure) in draw_figures(results).items():
@@ -299,6 +317,7 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
 
 
 def write_results_csv(testbeds: Sequence[TestbedResults], path: Path) -> None:
+    """Write ``results.csv``: a row for each setting of each testbed."""
     with (
         atomic_write(path) as partial,
         partial.open("w", encoding="utf-8", newline="") as file,

@@ -1,7 +1,8 @@
 """The results database of the study: the sweep writes it, and ``ddp-prof results`` reads it.
 
-Four tables, each with a frozen class: environments; runs; the times of each step of a run; the times of a run's
-messages by size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not measured.
+It has four tables, and a class here for the rows of each: environments; runs; the times of each step of a run; the
+times of the messages of a run by size. Times are nanoseconds, sizes are bytes, and ``None`` (null) stands for what was
+not measured.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
 OK, OUT_OF_MEMORY, FAILED = "ok", "out_of_memory", "failed"
 
-Divisor = Annotated[int, Meta(gt=0)]  # others are divided by it
+Divisor = Annotated[int, Meta(gt=0)]  # a number by which others are divided, so it must be positive
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
+    """A machine and the versions of its software; ``id`` is a digest of all other fields."""
+
     id: str
     cpu: str
     cores: int
@@ -57,9 +60,11 @@ class StoredRun:
         steps: Measured steps, and as many synchronized ones.
         reason: Why ``status`` is not ``ok``; then there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
-        trace: File of the capture of the same setting; the figures from it are medians of a step over all ranks.
-        code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
-        definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze`, likewise; ``None`` in older databases.
+        trace: File of the capture of the same setting, relative to the folder of the database. The fields ``trace_...``
+            are medians over the steps of all ranks in this capture.
+        code: Digest of the code that was measured; if the code changes, the run is made again, under the same id.
+        definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze`; if it changes, the run is made again, too. ``None`` in
+            older databases, which do not hold it.
     """
 
     id: str
@@ -100,7 +105,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep(HostTimes):
-    """Times of one step on rank 0 by the host's clock; communication is the time that the host waited for it."""
+    """The times of one step of a run, on rank 0 by the host's clock; ``run`` is the id of the run."""
 
     run: str = field(kw_only=True)
     step_ns: Divisor
@@ -108,11 +113,15 @@ class StoredStep(HostTimes):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessages(MessageTimes):
+    """The times of a run's messages of one size; ``run`` is the id of the run."""
+
     run: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
+    """All rows of a results database."""
+
     environments: tuple[Environment, ...]
     runs: tuple[StoredRun, ...]
     steps: tuple[StoredStep, ...]
@@ -120,7 +129,10 @@ class Results:
 
 
 Tables = Mapping[str, tuple[type[Any], tuple[str, ...], str | None]]
-"""Name of each table, what a row of it is, its primary key, and the column with the id of a row of another table."""
+"""For each table, by its name: the class of its rows, the columns of its primary key, and its foreign key.
+
+The foreign key is the column that holds the id of a row of another table, or ``None``.
+"""
 
 TABLES: Tables = {
     "environments": (Environment, ("id",), None),
@@ -129,13 +141,14 @@ TABLES: Tables = {
     "messages": (StoredMessages, ("run", "bytes"), "run"),
 }
 MOST_S, OPERATIONS_PER_CHECK, LEAST_BYTES_PER_ROW = 60, 1_000_000, 6
-"""Reading takes no longer; how often that is looked at; a row of SQLite has no less."""
+"""Limits for databases that are not ours: the most seconds that reading may take, the number of operations of SQLite
+between two looks at the clock, and the least bytes that a row takes in a file."""
 
 
 def open_database(path: Path, layout: Tables = TABLES) -> Database:
-    """Open a database for writing; create its folder and tables if needed. Raises TraceError.
+    """Open a database for writing; create its folder, tables and new columns if they are missing.
 
-    A file that is there must be empty or have a table of ``layout``.
+    Raises TraceError if it cannot be used, or if it has tables but none of ``layout``.
     """
     from sqlite_utils import Database
 
@@ -145,6 +158,7 @@ def open_database(path: Path, layout: Tables = TABLES) -> Database:
         if (tables := database.table_names()) and not layout.keys() & {*tables}:
             raise sqlite3.DatabaseError(f"it holds {', '.join(tables[:3])}")
         for name, (row, key, owner) in layout.items():
+            # The types of each column: (str,), or (str, NoneType) if it may be null.
             types = {column: get_args(hint) or (hint,) for column, hint in get_type_hints(row).items()}
             table = database.table(name)
             table.create(
@@ -154,7 +168,7 @@ def open_database(path: Path, layout: Tables = TABLES) -> Database:
                 foreign_keys=[(owner, f"{owner}s", "id")] if owner else [],
                 if_not_exists=True,
             )
-            for added in types.keys() - {column.name for column in table.columns}:  # since an earlier version
+            for added in types.keys() - {column.name for column in table.columns}:  # an earlier version made the table
                 table.add_column(added, types[added][0])
     return database
 
@@ -166,7 +180,7 @@ def write_run(
     steps: Sequence[StoredStep] = (),
     messages: Sequence[StoredMessages] = (),
 ) -> None:
-    """Write a run and its measurements in one transaction; replaces an earlier run with the same id.
+    """Write a run and its measurements in one transaction; they replace those of an earlier run with the same id.
 
     Raises TraceError if another program is writing to the file, or the disk is full.
     """
@@ -177,33 +191,36 @@ def write_run(
 
 
 def update_run(database: Database, run: StoredRun) -> None:
-    """Replace the row of a run, but not its measurements; raises as :func:`write_run`."""
+    """Replace the row of a run, but not its measurements; raises TraceError as :func:`write_run`."""
     with writing(database):
         upsert(database, TABLES, runs=[run])
 
 
 @contextmanager
 def writing(database: Database) -> Iterator[None]:
-    """Make the block one transaction; raises TraceError if it fails."""
+    """Make the block one transaction of the database; raise TraceError if SQLite fails in it."""
     files = {name: file for _, name, file in database.execute("pragma database_list").fetchall()}
     with _translate_errors(Path(files["main"])), database.atomic():
         yield
 
 
 def load_results(path: Path) -> Results:
-    """Read a database without changing it; raises TraceError if it is missing or no results database."""
+    """Read a results database without changing it; raise TraceError if it is missing or something else."""
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     return Results(*load_tables(path, TABLES))
 
 
 def load_tables(path: Path, layout: Tables) -> list[tuple[Any, ...]]:
-    """Read all rows of each table of an existing file; raises TraceError if it is no database with these tables."""
-    # sqlite-utils would load pandas, which takes longer than all of the reading
+    """Return all rows of each table of an existing file, in the order of ``layout``, as instances of their classes.
+
+    Raises TraceError if the file is no database with these tables, or cannot be read in :data:`MOST_S` seconds.
+    """
+    # Without sqlite-utils: it would load pandas, which takes longer than the reading.
     address = f"{path.absolute().as_uri()}?mode=ro"
     with _translate_errors(path), closing(sqlite3.connect(address, uri=True)) as connection:
         until = monotonic() + MOST_S
-        connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_PER_CHECK)
+        connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_PER_CHECK)  # true ends the query
         connection.row_factory = sqlite3.Row
         log = path.with_name(path.name + "-wal")
         room = held_bytes(path) + (held_bytes(log) if is_file(log) else 0)
@@ -211,7 +228,7 @@ def load_tables(path: Path, layout: Tables) -> list[tuple[Any, ...]]:
 
 
 def upsert(database: Database, layout: Tables, /, **rows: Sequence[Any]) -> None:
-    """Insert rows; replaces rows with the same key.
+    """Insert rows into tables, given by the tables' names; rows with the same primary key are replaced.
 
     ``upsert_all`` is not used because it hides an error on a full disk: SQLite would then undo the rest of the
     transaction silently.
@@ -228,9 +245,11 @@ def upsert(database: Database, layout: Tables, /, **rows: Sequence[Any]) -> None
 
 
 def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) -> tuple[Any, ...]:
-    """Read all rows of a table; ignores columns of a later version, and fills missing ones with their default.
+    """Return all rows of table ``name`` as instances of ``row``.
 
-    A table with more data than the file's size (``room``) has shared pages and may never end.
+    Columns that a later version added are ignored, and missing columns get their default. Raises
+    sqlite3.DatabaseError if there is no such table, a value is invalid, or the rows hold more bytes than the file
+    (``room``): in a broken file pages may be shared, and a table may never end.
     """
     tables = "select 1 from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
     if not connection.execute(tables, (name,)).fetchone():
@@ -240,7 +259,7 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
         held += LEAST_BYTES_PER_ROW + sum(len(value) for value in values if isinstance(value, (str, bytes)))
         if held > room:
             raise sqlite3.DatabaseError(f"{name} holds more than it has room for")
-        try:  # SQLite has no bool, and keeps what it is given
+        try:  # not strict: SQLite has no bool, and keeps values of any type in a column
             rows.append(convert(dict(values), row, strict=False))
         except ValidationError as error:
             raise sqlite3.DatabaseError(f"{name}: {error}") from error
@@ -249,6 +268,7 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
 
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
+    """Raise TraceError, with what to do, for errors of SQLite or the system about the database in the block."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:

@@ -1,4 +1,4 @@
-"""What a report says of bucket sizes: from measurements that lie beside the traces, else from the captures alone."""
+"""Makes what a report says about bucket sizes, from a database of measurements beside the traces or from captures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ddp_prof.present.text import shown_name
 from ddp_prof.runs.run import Run
 
 DATABASES = (TURNS, "results.db")
-"""Names of files with measurements, beside the traces; the first one that has these runs' testbed counts."""
+"""Names of databases beside the traces. The first one that has measurements of the testbed of the runs is used."""
 SIZES = "sizes"
+"""Name of the figure."""
 NOT_EXPECTED = (
     "What was to be expected of each bucket size is not known: no measurements of all-reduces by size lie beside the "
     "traces (scripts/run_comparison.sh, or profile_all.sh, makes them)."
@@ -32,14 +33,19 @@ NOT_EXPECTED = (
 
 
 def study_of(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> Study:
-    """Return step and tail over bucket size, supported sentences, and how well the expectation fits.
+    """Return a figure of step and tail over bucket size, sentences about them, and how well predictions fit.
 
-    Raises TraceError if a file of measurements is something else.
+    All three come from a database beside the traces. Without one the figure is drawn from the captured runs, if they
+    have two bucket sizes with the same workload; ``summaries`` are the figures of ``runs``, in the same order.
+
+    Raises:
+        TraceError: A file with the name of a database is something else.
     """
     if results := _testbed_of(runs):
         workload = _workload_of(runs, results)
         sentences = [one.text for one in results.observations if one.text and one.name != "model_error"]
         return Study({SIZES: _draw_results(results, workload)}, sentences, _expectation(results))
+    # Group the captures by workload and draw the group with the most bucket sizes.
     by_work: dict[tuple[Any, ...], list[tuple[SizePoint, Manifest]]] = {}
     for run, summary in zip(runs, summaries, strict=True):
         made = run.manifest
@@ -59,7 +65,10 @@ def study_of(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> Study:
 
 
 def _testbed_of(runs: Sequence[Run]) -> TestbedResults | None:
-    """The testbed with several bucket sizes whose model, device and number of ranks are those of the runs."""
+    """Return the measured testbed that has the model, device and number of ranks of the runs, and several bucket sizes.
+
+    Returns ``None`` if no database beside the traces has one.
+    """
     made = next((run.manifest for run in runs if run.manifest), None)
     if made is None:
         return None
@@ -78,13 +87,14 @@ def _testbed_of(runs: Sequence[Run]) -> TestbedResults | None:
 
 
 def _workload_of(runs: Sequence[Run], results: TestbedResults) -> tuple[int, int]:
-    """The workload of the runs if it was measured, else the largest one."""
+    """Return a workload of the runs that was measured, else the largest measured workload."""
     measured = {one.setting.workload for one in results.summaries if one.setting.swept_mb is not None}
     workloads = [(run.manifest.batch_size, run.manifest.seq_len) for run in runs if run.manifest]
     return next((workload for workload in workloads if workload in measured), max(measured))
 
 
 def _draw_results(results: TestbedResults, workload: tuple[int, int]) -> Chart:
+    """Return the figure of the measured bucket sizes of one workload."""
     model = results.model if isinstance(results.model, BucketModel) else None
     drawn = [one for one in results.summaries if one.setting.swept_mb is not None and one.setting.workload == workload]
     points = [_point(one, model) for one in drawn if one.step_ns]
@@ -96,6 +106,7 @@ def _draw_results(results: TestbedResults, workload: tuple[int, int]) -> Chart:
 
 
 def _point(one: SettingSummary, model: BucketModel | None) -> SizePoint:
+    """Return what the figure shows of a setting: step, tail, predicted tail and half of the step's interval, in ms."""
     mb = one.setting.swept_mb or 0.0
     expected = model.expected_ns(mb, one.setting.workload) if model else None
     tail = one.trace.tail_ns if one.trace else None
@@ -103,7 +114,7 @@ def _point(one: SettingSummary, model: BucketModel | None) -> SizePoint:
 
 
 def _expectation(results: TestbedResults) -> list[str]:
-    """Describe the expectation, its error, and the reason for that."""
+    """Return a paragraph about the prediction and one about its error, or one that says why there is no prediction."""
     if not isinstance(results.model, BucketModel):
         return [f"What was to be expected is not known: {results.model}."]
     text = link_note(results.model, contradicted=results.contradicts_model)
@@ -113,6 +124,9 @@ def _expectation(results: TestbedResults) -> list[str]:
 
 
 def picture_folders(runs: Sequence[Run], output: Path) -> list[Path]:
-    """Where screenshots may lie: beside the output, beside the traces, and in ``figures`` beside the traces' folder."""
+    """Return the folders in which screenshots may lie.
+
+    They are the output's folder, the traces' folders, and for each of these a folder ``figures`` beside it.
+    """
     folders = [run.files[0].absolute().parent for run in runs]
     return [*dict.fromkeys((output.absolute().parent, *folders, *(one.parent / "figures" for one in folders)))]

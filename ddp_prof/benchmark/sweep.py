@@ -1,6 +1,6 @@
-"""The sweep, ``python -m ddp_prof.benchmark.sweep``: every variant in every setting, several times, into a database.
+"""The sweep, ``python -m ddp_prof.benchmark.sweep``: measures every variant in every setting, several times.
 
-Runs that are in the database are skipped; each new run is written as soon as it ends.
+The results go into a database. Runs that it has already are skipped; each new run is written as soon as it ends.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS
 
 
 def main() -> int:
+    """Run the sweep that the command line requests; return the exit code."""
     die_with_launcher()
     arguments = make_parser().parse_args()
 
@@ -105,7 +106,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
-    """Return the requested values without duplicates, and those of ``grid`` for the other dimensions."""
+    """Return a grid with the values that the command line requests, without duplicates.
+
+    Dimensions and options that it does not name have the values of ``grid``.
+    """
     asked = {field.name: getattr(arguments, field.name, None) for field in fields(Grid)}
     given = {name: value for name, value in asked.items() if value is not None}
     several = {name: tuple(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list)}
@@ -116,7 +120,7 @@ def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The values of each dimension, and the options that all runs share."""
+    """What a sweep measures: the values of each dimension, all of which are combined, and the options of all runs."""
 
     variants: tuple[str, ...] = VARIANT_NAMES
     bucket_sizes_mb: tuple[float | None, ...]  # of bucketed; None is no cap
@@ -131,10 +135,12 @@ class Grid:
     backend: str = "auto"
 
     def jobs(self) -> list[Job]:
-        """The runs. Repeats are outermost and variants innermost, so that drift affects all variants alike.
+        """Return all runs, in the order in which to make them: repeats, in each all sizes, for each all variants.
 
-        Each repeat begins with another variant: the first run after a change of sizes is not always of the same one.
+        So the runs of the variants are near in time, and slow changes of the machine affect all variants alike. Each
+        repeat begins with another variant, so that no variant always runs first after a change of sizes.
         """
+        # Each variant with its bucket sizes; only ``bucketed`` has several.
         candidates = [
             (variant, size)
             for variant in self.variants
@@ -143,6 +149,7 @@ class Grid:
         sizes = list(product(self.model_sizes, self.world_sizes, self.local_batch_sizes, self.seq_lens))
         jobs = []
         for repeat in range(self.repeats):
+            # Rotate the variants by one in each repeat.
             first = repeat % len(candidates)
             rotated = candidates[first:] + candidates[:first]
             for (model_size, ranks, local_batch_size, seq_len), (variant, bucket) in product(sizes, rotated):
@@ -164,7 +171,7 @@ class Grid:
 
 
 def default_grid(gpus: int) -> Grid:
-    """The grid of the course's study where there are two GPUs; else one that two CPU cores finish in some minutes."""
+    """Return the grid of the course's study if there are two GPUs, else one that two CPU cores finish in minutes."""
     if gpus >= 2:
         return Grid(
             bucket_sizes_mb=(1.0, 10.0, 100.0, 1000.0),
@@ -188,11 +195,11 @@ KNOWN, CAPTURED, NOT_CAPTURED = "there before", "captured", "captures failed"
 
 
 class Outcome(Counter[str]):
-    """Number of runs by status, and of captures."""
+    """The numbers of runs and captures of a sweep by what happened to them; its text is one line for users."""
 
     @property
     def is_good(self) -> bool:
-        return not self[FAILED] and not self[NOT_CAPTURED]  # for want of memory a run may be missing
+        return not self[FAILED] and not self[NOT_CAPTURED]  # a run may be missing because it ran out of memory
 
     def __str__(self) -> str:
         words = (KNOWN, OUT_OF_MEMORY, FAILED, CAPTURED, NOT_CAPTURED)
@@ -201,7 +208,20 @@ class Outcome(Counter[str]):
 
 
 def sweep(jobs: Sequence[Job], machine: Machine, path: Path, *, force: bool = False, profile: bool = False) -> Outcome:
-    """Make the missing runs; then the captures, which would disturb the runs."""
+    """Make the runs that the database lacks, then the captures; return how many there were of each kind.
+
+    The captures come last, as they would disturb the runs.
+
+    Args:
+        jobs: The runs that the database should have.
+        machine: This machine.
+        path: The database.
+        force: Make all runs again.
+        profile: Also capture each setting once.
+
+    Raises:
+        WorkloadError: Another sweep or capture writes into the folder.
+    """
     folder, environment = path.parent, machine.environment
 
     def refuse() -> None:
@@ -209,16 +229,18 @@ def sweep(jobs: Sequence[Job], machine: Machine, path: Path, *, force: bool = Fa
 
     with closing(store.open_database(path)) as database, hold_folder(folder, refuse):
         stored = {run.id: run for run in store.load_results(path).runs}
+        # Find out which runs and captures are missing or were made by other code.
         missing, captures, today = [], [], (machine.code, DEFINITIONS)
         for job in jobs:
             run = None if force else stored.get(job.run_id(environment.id))
-            # Want of memory lasts, another failure may have been chance.
+            # A run that ran out of memory would do so again; any other failure may have been chance.
             if run and (run.status == FAILED or (run.code, run.definitions) != today):
                 run = None
             if run is None:
                 missing.append(job)
             if profile and job.repeat == 0 and not (run and run.trace):
                 captures.append(job)
+        # Make the runs.
         outcome = Outcome({KNOWN: len(jobs) - len(missing)})
         report = _progress(len(missing) + len(captures))
         for job in missing:
@@ -227,6 +249,7 @@ def sweep(jobs: Sequence[Job], machine: Machine, path: Path, *, force: bool = Fa
             stored[run.id] = run
             outcome[run.status] += 1
             report(f"{job.config}, repeat {job.repeat + 1}", _describe(run, steps))
+        # Make the captures, each into a folder for its sizes, and write their figures into the rows of the runs.
         for job in captures:
             config, run = job.config, stored[job.run_id(environment.id)]
             said = "skipped, since the run did not finish"
@@ -245,6 +268,10 @@ def sweep(jobs: Sequence[Job], machine: Machine, path: Path, *, force: bool = Fa
 
 
 def _progress(total: int) -> Callable[[str, str], None]:
+    """Return a function that prints a line about a run or capture that has ended, with the time that is left.
+
+    ``total`` is how many there will be.
+    """
     begun_s, numbers = time.monotonic(), count(1)
 
     def report(what: str, outcome: str) -> None:
@@ -257,6 +284,7 @@ def _progress(total: int) -> Callable[[str, str], None]:
 
 
 def format_time(seconds: float) -> str:
+    """Return a length of time as text: ``90 s``, ``12 min`` or ``2 h 05 min``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -264,6 +292,7 @@ def format_time(seconds: float) -> str:
 
 
 def _describe(run: StoredRun, steps: Sequence[StoredStep]) -> str:
+    """Return in a few words how a run ended: median step and waiting time, or why it failed."""
     if run.status == FAILED:
         return f"failed: {run.reason}"
     if run.status == OUT_OF_MEMORY:
@@ -277,14 +306,16 @@ def _describe(run: StoredRun, steps: Sequence[StoredStep]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """One run to make: a configuration and the number of the repeat, from 0 on."""
+
     config: RunConfig
     repeat: int
 
     def run_id(self, environment: str) -> str:
-        """Digest of settings, repeat and environment.
+        """Return the id of the run in the database: a digest of settings, repeat and environment.
 
-        The measured code is not part of it: when it changes, the new run replaces the old one, so that a database never
-        holds runs of two versions under one setting.
+        The measured code is not part of it: if the code changes, the new run replaces the old one, so a setting never
+        has runs of two versions of the code.
         """
         config = self.config
         cap = config.bucket_size_mb
@@ -302,6 +333,8 @@ def digest(value: Any) -> str:  # whatever JSON can hold
 
 @dataclass(frozen=True, slots=True)
 class Machine:
+    """This machine and the code that is measured on it."""
+
     environment: Environment
     gpus: int  # that torch can use
     git_commit: str | None
@@ -309,7 +342,10 @@ class Machine:
 
 
 def probe_machine() -> Machine:
-    """Describe the machine by a process that imports torch, which takes seconds; raises WorkloadError if that fails."""
+    """Return what is known of this machine; raise WorkloadError if torch does not work here.
+
+    Another process imports torch, which takes seconds, and is asked.
+    """
     code = "import json; from ddp_prof.train.record import describe_host; print(json.dumps(describe_host()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603  # our own
     if done.returncode:
@@ -322,6 +358,7 @@ def probe_machine() -> Machine:
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:
+    """Train one configuration; return its manifest, or the error if the run failed."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         run_json = Path(directory, "run.json")
         command = ["-m", "ddp_prof.train", *config.argv(), "--run-json", str(run_json)]
@@ -329,9 +366,10 @@ def measure(config: RunConfig) -> Manifest | WorkloadError:
 
 
 def measure_in_turns(configs: Sequence[RunConfig]) -> list[Manifest | WorkloadError]:
-    """Train all configurations one after another with the same ranks; if one fails, none is measured.
+    """Train all configurations one after another with the same ranks; return their manifests in the same order.
 
-    They must have the number of ranks, device and backend of the first.
+    If one configuration fails, the error is returned for each of them. All must have the number of ranks, the device
+    and the backend of the first.
     """
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         files = [Path(directory, f"{number}.run.json") for number in range(len(configs))]
@@ -342,7 +380,10 @@ def measure_in_turns(configs: Sequence[RunConfig]) -> list[Manifest | WorkloadEr
 
 
 def _launch(config: RunConfig, command: Sequence[str], files: Sequence[Path]) -> list[Manifest | WorkloadError]:
-    """Run the ranks, which write all of the ``run.json`` files, or none."""
+    """Run the ranks and return the manifests that they wrote to ``files``, or their error once for each file.
+
+    ``command`` are the arguments of Python, ``config`` gives the number of ranks.
+    """
     try:
         launch(config.world_size or 1, command, log=files[0].with_name("log"), forked=True)
     except WorkloadError as error:
@@ -354,6 +395,10 @@ def _launch(config: RunConfig, command: Sequence[str], files: Sequence[Path]) ->
 def rows_of(
     job: Job, machine: Machine, outcome: Manifest | WorkloadError
 ) -> tuple[StoredRun, list[StoredStep], list[StoredMessages]]:
+    """Return the rows of a run for the database: the run, its steps and its messages.
+
+    ``outcome`` is the run's manifest, or its error: then there are no steps and messages.
+    """
     config, size = job.config, MODEL_SIZES[job.config.model_size]
     manifest = None if isinstance(outcome, Exception) else outcome
     measured = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
@@ -384,7 +429,11 @@ def rows_of(
 
 
 def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict[str, int | None]]:
-    """Capture a run, unless a capture by the same code exists; return its first file and its figures."""
+    """Capture a run into a folder, unless it has a capture that is up to date; return the first file and the figures.
+
+    The figures are as of :func:`read_figures`. With ``force`` the capture is made in any case. Raises WorkloadError if
+    it fails.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = replace(config, synchronized_steps=0)  # no capture shows them
     settings = {"TRACES_DIR": str(folder.absolute()), "VENV": sys.prefix, "FORCE": str(int(force)), "VERBOSE": "0"}
@@ -402,7 +451,10 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
 
 
 def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
-    """Read the figures of ``ddp-prof compare`` as columns of the database, in nanoseconds; ``None`` if not known."""
+    """Return the figures that ``ddp-prof compare`` shows of a capture, by the names of columns of the database.
+
+    They are nanoseconds, ``None`` if not known. Raises WorkloadError if the capture cannot be measured.
+    """
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.runs import load_runs
     from ddp_prof.runs.report import LoadOptions

@@ -1,12 +1,12 @@
-"""Speed-ups in turns: variants trained one after another by one set of ranks, unprofiled, in several rounds.
+"""Measures speed-ups in turns: the same ranks train all variants one after another, unprofiled, in several rounds.
 
-Captures are made one after another, so that a machine that gets quieter meanwhile makes the later variant look faster.
-Here each round starts the ranks anew and trains all variants, a block of steps each; every second one backwards.
-So a round gives one ratio of each variant to ``naive``, of steps that are seconds apart, and rounds differ as runs of
-another day do. The interval of a speed-up is that of the rounds.
+Captures are made one after another. If other load on the machine gets less meanwhile, the later variant looks faster.
+Here each round starts the ranks anew, and they train all variants, a block of steps each; every second round in reverse
+order. So each round gives one ratio of each variant to ``naive``, from steps that are seconds apart, and rounds differ
+from each other as runs of different days do. The interval of a speed-up is computed over the rounds.
 
-The rounds are the repeats of a results database (:mod:`.store`) beside the captures, :data:`TURNS`, which
-``ddp-prof results`` reads, too. ``compare`` and ``report`` take speed-ups from there.
+The rounds are stored as the repeats of a results database (:mod:`.store`) beside the captures, :data:`TURNS`.
+``ddp-prof results`` reads it, and ``compare`` and ``report`` take their speed-ups from it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from ddp_prof.runs.run import Run
 
 TURNS = "turns.db"
-"""Name of the file in the folder of the captures."""
+"""Name of the database in the folder of the captures."""
 LEAST_ROUNDS, MOST_ROUNDS = LEAST_STEPS, 16
 STEPS, WARMUP = 3, 2
-"""Steps of a block; torch's DDP makes its buckets in the first two."""
+"""Measured steps and warm-up steps of a block; torch's DDP makes its buckets in the first two steps."""
 
 
 def measure_turns(
@@ -47,15 +47,24 @@ def measure_turns(
     force: bool = False,
     progress: Callable[[int], None] = lambda _round: None,
 ) -> int:
-    """Train the configurations in rounds for this time, and in three rounds at least; return the number of rounds.
+    """Train the configurations in rounds until ``seconds`` have passed; return the number of rounds.
 
-    If ``path`` holds rounds of the same code and settings, nothing is trained, unless ``force``.
-    All configurations have the same ranks and device. Raises WorkloadError if a configuration fails: of a round all are
-    kept, or none.
+    There are at least :data:`LEAST_ROUNDS` and at most :data:`MOST_ROUNDS` rounds.
+
+    Args:
+        configs: The configurations; all have the same number of ranks and the same device.
+        path: The database. If it holds enough rounds of exactly these settings, by the same code, nothing is trained.
+        seconds: How long to go on.
+        force: Train in any case.
+        progress: Called with the number of finished rounds before each round.
+
+    Raises:
+        WorkloadError: A configuration failed; nothing of its round is kept.
     """
     # Imported here because what reads the file needs neither.
     from ddp_prof.benchmark.sweep import Job, measure_in_turns, probe_machine, rows_of
 
+    # Keep the rounds that are there, or begin anew.
     machine = probe_machine()
     blocks = [_block_of(config) for config in configs]
     ids = [Job(block, 0).run_id(machine.environment.id) for block in blocks]
@@ -72,7 +81,7 @@ def measure_turns(
     with closing(store.open_database(path)) as database:
         while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and monotonic() - began < seconds):
             progress(rounds)
-            order = list(range(len(blocks)))[:: -1 if rounds % 2 else 1]
+            order = list(range(len(blocks)))[:: -1 if rounds % 2 else 1]  # every second round in reverse order
             outcomes = measure_in_turns([blocks[index] for index in order])
             if failed := next((outcome for outcome in outcomes if isinstance(outcome, WorkloadError)), None):
                 raise failed
@@ -84,13 +93,20 @@ def measure_turns(
 
 
 def _block_of(config: RunConfig) -> RunConfig:
-    """Configure a block of steps; variants that wait for each all-reduce get a synchronized step to time messages."""
+    """Return a configuration with the number of steps of a block.
+
+    Variants that wait for each all-reduce get one synchronized step, in which messages are timed.
+    """
     timed = config.variant in {BASELINE, "flat"}
     return replace(config, steps=STEPS, warmup=WARMUP, synchronized_steps=int(timed))
 
 
 def add_captures(path: Path, captures: Sequence[tuple[RunConfig, Sequence[Path]]]) -> None:
-    """Note in the database the files and figures of the captures; a capture that cannot be read is left out."""
+    """Write the file and the figures of each capture into the row of its setting's first run in the database.
+
+    ``captures`` are pairs of a configuration and its traces. A capture that is noted already and unchanged since, or
+    that cannot be read, is left out.
+    """
     from ddp_prof.benchmark.sweep import read_figures
 
     files = {_setting_of(config): traces for config, traces in captures if traces}
@@ -111,14 +127,14 @@ def _setting_of(run: RunConfig | StoredRun) -> Setting:
 
 
 Turns = Mapping[Path, Mapping[str, float]]
-"""For each run, by its first file: the median step of each round in nanoseconds."""
+"""For each run, by its first file, the median step in nanoseconds of each round, by the name of the round."""
 
 
 def load_turns(runs: Sequence[Run]) -> Turns:
-    """Read the turns that lie beside the traces of runs, for the settings of these runs.
+    """Return the rounds that were measured for the settings of runs, from the databases beside their traces.
 
-    A run whose ``run.json`` names another machine, device, model or amount of work has none. Raises TraceError if a
-    file of that name is something else.
+    A run is left out if the database has no setting like the one in its ``run.json``: the same machine, device, model
+    and workload, and no options. Raises TraceError if a file with the name of the database is something else.
     """
     turns: dict[Path, Mapping[str, float]] = {}
     results_of: dict[Path, Results | None] = {}
@@ -135,9 +151,10 @@ def load_turns(runs: Sequence[Run]) -> Turns:
 
 
 def _rounds_of(manifest: Manifest, results: Results) -> Mapping[str, float]:
+    """Return the median step of each round for the setting of a manifest; empty if it was not measured."""
     options = RunConfig(variant=manifest.variant).manifest_options()
     if any(manifest.options.get(name, value) != value for name, value in options.items()):
-        return {}  # the turns have no options
+        return {}  # turns are measured with default options only
     place = (manifest.model_size, manifest.world_size, manifest.device)
     local_batch_size = manifest.batch_size // manifest.world_size
     setting = Setting(manifest.variant, manifest.bucket_size_mb, local_batch_size, manifest.seq_len)

@@ -1,1 +1,1 @@
-"""Analyses what ``annotate.Monitor`` records while a job trains, and reads its log."""
+"""Analyze the traces that ``annotate.Monitor`` records while a job trains, and read the log of the results."""

@@ -1,9 +1,10 @@
-"""The processes that ``annotate.Monitor`` starts: one per rank reads its trace, and one puts the results together.
+"""The processes that ``annotate.Monitor`` starts: one per rank analyzes its trace, and one combines the results.
 
     python -m ddp_prof.monitor measure TRACE OUT     compresses the trace, and writes what was measured of it
     python -m ddp_prof.monitor merge ASKED PART...   prints the record of a measurement as JSON
 
-A part is a line of JSON from the rank that trains, and then the file that ``measure`` wrote.
+ASKED is JSON, see :func:`.make_record`. A PART is a file with the results of one rank: a line of JSON from the process
+that trains, and after it the content of the file OUT that ``measure`` wrote.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from ddp_prof.runs.report import LoadOptions, measure_report
 from ddp_prof.runs.run import MOST_FILES_OF_KERNELS, SUMMARY
 
 LOWEST = 19
-"""Priority of the analysis: what trains comes first."""
+"""How much the priority of the process is lowered (``nice``): the training comes first."""
 
 
 def measure(trace: Path, out: Path, *, rank: int) -> None:
-    """Compress a trace and measure it; kernels are compared in the first few ranks only, as everywhere."""
+    """Compress a trace, measure it and write the results to ``out``.
+
+    As in all commands, kernels are compared in the first few ranks only.
+    """
     trace = compress(trace)
     measures = tuple(name for name in SUMMARY if name != "kernels" or rank < MOST_FILES_OF_KERNELS)
     found = measure_report(trace, LoadOptions(one_run=True, use_cache=False), measures)
@@ -35,7 +39,7 @@ def measure(trace: Path, out: Path, *, rank: int) -> None:
 
 
 def compress(trace: Path) -> Path:
-    """Return the compressed file, or the trace where that cannot be written: it can be measured all the same."""
+    """Replace a trace by a compressed file and return that; where it cannot be written, the trace stays."""
     compressed = trace.with_suffix(".json.gz")
     partial = compressed.with_name(f".{compressed.name}.partial")
     try:
@@ -51,19 +55,20 @@ def compress(trace: Path) -> Path:
 
 
 def read_part(file: Path) -> Part:
+    """Read the results of one rank from a file: a line of JSON, then a pickle of the measures, if there are any."""
     head, _, packed = file.read_bytes().partition(b"\n")
     # The parts come over the store of the job itself, whose processes could run anything here anyway.
     return Part(**json.loads(head), measured=pickle.loads(packed) if packed else {})  # noqa: S301
 
 
 def main(command: str, *arguments: str) -> str | None:
-    """Run a command; return why it failed."""
+    """Run a command; return ``None``, or the reason why it failed (with which ``sys.exit`` then ends)."""
     if hasattr(os, "nice"):
         os.nice(LOWEST)
     try:
         if command == "measure":
             trace, out = map(Path, arguments)
-            number = trace.stem.rpartition(".rank")[2]
+            number = trace.stem.rpartition(".rank")[2]  # a trace is named like "step00000100.rank3.json"
             measure(trace, out, rank=int(number))
         else:
             asked, *files = arguments

@@ -1,14 +1,17 @@
-"""When a figure of a job changed: one rule for change points, and which rank was late from when to when.
+"""Find when a figure of a job changed, and which rank was late from when to when.
 
-The rule is circular binary segmentation (A. B. Olshen et al., Biostatistics 5, 2004): of all stretches of measurements,
-the one whose mean differs most from the others'; it is a change if a shuffled course shows so large a difference in at
-most 1 of 100 cases, divided by the number of figures that vary (C. E. Bonferroni): so of jobs in which nothing changes
-at most 1 of 100 has a change in any figure. What lies before it, in it and after it is searched in the same way::
+A *course* is the sequence of the values of a figure, one per measurement. Changes are found by circular binary
+segmentation (A. B. Olshen et al., Biostatistics 5, 2004): take the stretch of consecutive measurements whose mean
+differs most from the mean of all others. It counts as a change if at most 1 of 100 shuffled courses has a stretch with
+as large a difference. The limit of 1 of 100 is divided by the number of figures that vary (C. E. Bonferroni), so that
+of all jobs in which nothing changes at most 1 of 100 shows a change in any figure. The measurements before, in and
+after the stretch are then searched in the same way::
 
     exposed ms   12 11 12 13 12 | 31 30 33 31 | 12 11 13 12 12
                                 ^ from step 5000: 12 -> 31   ^ from step 9000: 31 -> 12
 
-A stretch has at least three measurements. One that is far off is no change: it is so wherever it is shuffled to.
+A stretch has at least three measurements. A single measurement that is far off is no change: after a shuffle it makes
+some stretch just as different.
 """
 
 from __future__ import annotations
@@ -30,26 +33,27 @@ FIGURES = {
     "blocking_ns": "blocking",
     "contention_ns": "contention",
 }
-"""Figures of a record in which changes are looked for, and what they are called."""
+"""Figures of a record in which changes are looked for, with the words for them."""
 LEAST = 3
-"""Smallest number of measurements on each side of a change, and in a row that name the same late rank."""
+"""Smallest number of measurements on each side of a change, and of consecutive ones that name the same late rank."""
 LEAST_IN_ALL = 14
-"""Of fewer measurements, no course of all figures is so rare that the rule could call it a change."""
+"""With fewer measurements and all figures varying, no course is rare enough for the rule to find a change."""
 CHANCE = 0.01
 """The probability of a change in any of a job's figures where there is none."""
 _SHUFFLES = 999
 _ROUNDING = 1e-9
+"""Differences that are equal but for rounding, by this fraction, count as equal."""
 LEAST_SHARE = 0.02
-"""A change must be at least this share of the step."""
+"""A change must be at least this fraction of the step."""
 MOST_POINTS = 200
-"""Longer courses are put together to so many medians: all stretches are compared."""
+"""A longer course is reduced to this number of medians, because all its stretches are compared."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Change:
-    """From the measurement at ``position``, a figure is another one: medians of the stretches before and after."""
+    """A figure changes with the measurement at ``position``: medians of the stretches before it and from it on."""
 
     figure: str
     position: int
@@ -59,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True)
 class LateRank:
-    """A rank that is late in the measurements from position ``first`` to ``last``; ``lag_ns`` is the median."""
+    """A rank that is late in the measurements from position ``first`` to ``last``; ``lag_ns`` is its median lag."""
 
     rank: int
     first: int
@@ -68,7 +72,8 @@ class LateRank:
 
 
 def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """Return the changes of all figures, in order of time."""
+    """Return the changes of all figures, in order of time; ``records`` are those of a monitor's log."""
+    # The positions and values of each figure where it is known; a figure that never varies is not searched.
     least_ns = _least_ns(records)
     changes = []
     by_figure = {
@@ -78,6 +83,7 @@ def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
     looked_at = {figure: known for figure, known in by_figure.items() if len({value for _, value in known}) > 1}
     for figure, known in looked_at.items():
         positions, values = [at for at, _ in known], [value for _, value in known]
+        # Stretches between changes, and their medians; a change between two medians must be large enough.
         bounds = [0, *find_bounds(values, CHANCE / len(looked_at)), len(values)]
         medians = [median(values[start:end]) for start, end in pairwise(bounds) if end > start]
         for number, at in enumerate(bounds[1:-1]):
@@ -88,16 +94,18 @@ def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
 
 
 def find_bounds(values: Sequence[float], chance: float = CHANCE) -> list[int]:
-    """Return the positions at which values change, in order: 5 means that the sixth value is the first other one.
+    """Return the positions at which values change, in order; 5 means that a new stretch begins with the sixth value.
 
-    Values that do not change have one with a probability of at most ``chance``.
+    Where nothing changes, a position is returned with a probability of at most ``chance``.
     """
+    # Medians of ``width`` values each (the last one perhaps of fewer), so that there are at most MOST_POINTS.
     width = -(-len(values) // MOST_POINTS) or 1
     points = [median(values[at : at + width]) for at in range(0, len(values), width)]
     return [at * width for at in _split(np.asarray(points, float), 0, chance)]
 
 
 def _split(values: Floats, offset: int, chance: float) -> list[int]:
+    """Return the positions at which values change, each increased by ``offset``, the position of the first value."""
     stretch = _find_stretch(values, chance)
     if stretch is None:
         return []
@@ -109,7 +117,7 @@ def _split(values: Floats, offset: int, chance: float) -> list[int]:
 
 
 def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
-    """Return start and end of the stretch that differs from the rest of the values; ``None`` if chance explains it."""
+    """Return start and end of the stretch that differs most from the other values; ``None`` if chance explains it."""
     if len(values) < 2 * LEAST:
         return None
     centred = values - values.mean()
@@ -118,6 +126,7 @@ def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
     best = int(found.argmax())
     as_large = found[best] * (1 - _ROUNDING)
     generator = np.random.default_rng(0)
+    # At most ``most`` of the shuffled courses may have as large a difference.
     most, larger = int(chance * (_SHUFFLES + 1)) - 1, 0
     for _ in range(_SHUFFLES):
         larger += bool(_differences(generator.permutation(centred), start, end).max() >= as_large)
@@ -127,15 +136,21 @@ def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
 
 
 def _stretches(length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Starts and ends of all stretches that leave enough values in and outside of them, on each side enough or none."""
-    start, end = np.triu_indices(length + 1, LEAST)
+    """Return the starts and the ends of all possible stretches of a course.
+
+    A stretch has at least ``LEAST`` values. On each side of it are at least as many or none, but not none on both.
+    """
+    start, end = np.triu_indices(length + 1, LEAST)  # all pairs with end - start >= LEAST
     before, after = start, length - end
     fits = ((before == 0) | (before >= LEAST)) & ((after == 0) | (after >= LEAST)) & (before + after > 0)
     return start[fits], end[fits]
 
 
 def _differences(centred: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Floats:
-    """How far the mean of each stretch is from 0, that of all values, in its standard deviation but for a factor."""
+    """Return how much the mean of each stretch differs from that of the other values, in standard deviations.
+
+    A factor that is the same for all stretches is left out. ``centred`` are the values less their mean.
+    """
     sums = np.concatenate([[0.0], np.cumsum(centred)])
     length = end - start
     found: Floats = np.abs(sums[end] - sums[start]) / np.sqrt(length * (len(centred) - length))
@@ -143,11 +158,14 @@ def _differences(centred: Floats, start: NDArray[np.int64], end: NDArray[np.int6
 
 
 def find_late_ranks(records: Sequence[Mapping[str, Any]], changes: Sequence[Change] = ()) -> list[LateRank]:
-    """Return the ranks that are late, by more than chance and by :data:`LEAST_SHARE` of the step or more.
+    """Return the ranks that are late by more than chance and by at least :data:`LEAST_SHARE` of the step.
 
-    In a stretch between changes of the step, the rank whose lag there exceeds its lag elsewhere most; measurements are
-    shuffled to see how large the largest such excess of any rank becomes by chance. And in a row of measurements, the
-    rank that arrives last in all of them: of N equal ranks with results, each would be last in one of N steps.
+    They are looked for in two ways:
+
+    - In each stretch between two changes of the step, take the rank whose lag exceeds its lag in all other measurements
+      most. Measurements are shuffled to see how large the largest excess of any rank becomes by chance.
+    - In consecutive measurements that all name the same rank as last, count the steps in which it arrived last. Of N
+      equal ranks, each would be last in one of N steps.
     """
     bounds = [0, *sorted({change.position for change in changes if change.figure == "step_ns"}), len(records)]
     found = [late for start, end in pairwise(bounds) if (late := _late_in_stretch(records, start, end))]
@@ -160,6 +178,8 @@ def find_late_ranks(records: Sequence[Mapping[str, Any]], changes: Sequence[Chan
 
 
 def _late_in_stretch(records: Sequence[Mapping[str, Any]], start: int, end: int) -> LateRank | None:
+    """Return the rank that is late in the measurements from ``start`` up to ``end``, by its lag in all others."""
+    # Only measurements in which the lag of every rank is known.
     ranks, lags = _lags(records)
     inside = np.zeros(len(records), bool)
     inside[start:end] = True
@@ -169,7 +189,7 @@ def _late_in_stretch(records: Sequence[Mapping[str, Any]], start: int, end: int)
         return None
 
     def excess(chosen: NDArray[np.bool_]) -> Floats:
-        """How much larger the mean lag of each rank is in the chosen measurements than in the others."""
+        """Return how much larger the mean lag of each rank is in the chosen measurements than in the others."""
         return lags[chosen].mean(axis=0) - lags[~chosen].mean(axis=0)  # type: ignore[no-any-return]
 
     found = excess(inside)
@@ -184,7 +204,7 @@ def _late_in_stretch(records: Sequence[Mapping[str, Any]], start: int, end: int)
 
 
 def _lags(records: Sequence[Mapping[str, Any]]) -> tuple[list[int], Floats]:
-    """Ranks, and the lag of each in each measurement; not a number where it is not known."""
+    """Return the ranks, and the lag of each of them in each measurement, NaN where unknown; shape (records, ranks)."""
     by_record = [
         {one["rank"]: one["lag_ns"] for one in record["by_rank"] if one.get("lag_ns") is not None} for record in records
     ]
@@ -193,12 +213,14 @@ def _lags(records: Sequence[Mapping[str, Any]]) -> tuple[list[int], Floats]:
 
 
 def _late_in_row(records: Sequence[Mapping[str, Any]], start: int, end: int) -> LateRank | None:
+    """Return the rank that all measurements from ``start`` up to ``end`` name as last, unless chance explains that."""
     known = [record["late"] for record in records[start:end]]
     if end - start < LEAST or not known[0]:
         return None
     last, steps = (sum(late[name] for late in known) for name in ("steps", "of_steps"))
     world = max(2, min(record.get("ranks") or 0 for record in records[start:end]))
     lag_ns = median(late["lag_ns"] for late in known)
+    # Such a row could begin at any measurement and name any rank, so the probability is multiplied by both numbers.
     is_chance = len(records) * world * _at_least(last, steps, 1 / world) > CHANCE
     if is_chance or lag_ns < _least_ns(records[start:end]):
         return None
@@ -206,12 +228,13 @@ def _late_in_row(records: Sequence[Mapping[str, Any]], start: int, end: int) -> 
 
 
 def _least_ns(records: Sequence[Mapping[str, Any]]) -> float:
+    """Return the smallest change that counts, in nanoseconds; infinite where no step time is known."""
     steps_ns = [record["step_ns"] for record in records if record["step_ns"] is not None]
     return LEAST_SHARE * median(steps_ns) if steps_ns else math.inf
 
 
 def _at_least(hits: int, draws: int, probability: float) -> float:
-    """The probability of at least so many hits: the binomial distribution's upper tail."""
+    """Return the probability of at least ``hits`` hits in ``draws`` draws: the binomial distribution's upper tail."""
     return sum(
         math.comb(draws, number) * probability**number * (1 - probability) ** (draws - number)
         for number in range(hits, draws + 1)

@@ -1,4 +1,4 @@
-"""Limits on each measurement of a monitor's log, and logs side by side: for ``ddp-prof check`` and ``compare``."""
+"""Check each measurement of a monitor's log against limits, and compare logs: ``ddp-prof check`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ _LIMITS = {
     "max_tail_ns": ("max tail", "tail_ns", "ms", 1e-6),
     "max_blocking_ns": ("max blocking", "blocking_ns", "ms", 1e-6),
 }
-"""Of each limit: its name in a table, the figure of a rank that it limits, the unit shown, and its scale."""
+"""For each limit: its name in a table, the figure of a rank that it limits, the unit shown, and the factor to it."""
 _COMPARED = ("step_ns", "comm_ns", "exposed_ns", "blocking_ns")
 
 
 def check_log(log: MonitorLog, limits: Mapping[str, float]) -> tuple[TableView, bool]:
-    """Judge each measurement by its worst rank; return the verdicts, and whether all limits are met.
+    """Judge each measurement by its worst rank.
 
-    ``limits`` are by the names in :class:`.Requirements`: a share, or nanoseconds of the median step of a rank.
+    Args:
+        log: The log.
+        limits: By the names of the attributes of :class:`.Requirements`: a ratio (0 to 1), or nanoseconds of the median
+            step of a rank.
+
+    Returns:
+        The verdicts as a table (the bad ones or, if there are none, those of the last measurement), and whether all
+        limits are met in all measurements.
     """
     rows = [_judge(record, name, limit) for record in log.records for name, limit in limits.items()]
     verdicts = [row["verdict"] for row in rows]
@@ -41,6 +48,7 @@ def check_log(log: MonitorLog, limits: Mapping[str, float]) -> tuple[TableView, 
 
 
 def _judge(record: Mapping[str, Any], name: str, limit: float) -> Row:
+    """Return the verdict on one limit in one measurement; it is unknown if the limit is met but not all is known."""
     shown, figure, unit, scale = _LIMITS[name]
     known = [(rank[figure], rank["rank"]) for rank in record["by_rank"] if rank[figure] is not None]
     row: Row = {"time": record["time"], "step": record["step"], "requirement": shown}
@@ -68,9 +76,9 @@ def _first(pair: tuple[float, Any]) -> float:
 
 
 def compare_logs(logs: Sequence[MonitorLog]) -> TableView:
-    """Put logs side by side: medians over their measurements, and whether the step differs from the first log's.
+    """Return a table with a row per log: medians over its measurements; and whether its step differs from the first's.
 
-    The interval of a median is the bootstrap's over measurements (:mod:`ddp_prof.analyze.statistics`).
+    The interval of a median is that of the bootstrap over measurements (:mod:`ddp_prof.analyze.statistics`).
     """
     rows, medians = list[Row](), list[StepMedian | None]()
     for log in logs:
@@ -96,6 +104,7 @@ def _known(log: MonitorLog, figure: str) -> list[int]:
 
 
 def _difference(first: MonitorLog, before: StepMedian | None, log: MonitorLog, after: StepMedian | None) -> str:
+    """Return a sentence on how the median step of ``log`` (``after``) differs from that of ``first`` (``before``)."""
     names = f"{log.file} against {first.file}"
     if before is None or after is None or before.half_width is None or after.half_width is None:
         return f"{names}: cannot be told: too few measurements"

@@ -1,4 +1,4 @@
-"""Reads the log of a monitor: a record a line, see :mod:`.record`."""
+"""Read the log of a monitor: each line is a record as JSON, see :mod:`.record`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_in(folder: Path) -> Path:
 
 
 def load_log(file: Path) -> MonitorLog:
-    """Read a log; lines that were not written to their end are left out, with a note.
+    """Read a log; lines that are no records are left out with a note, such as a line that was not written to its end.
 
     Raises:
         TraceError: It cannot be read, or holds no record.

@@ -1,4 +1,7 @@
-"""One measurement of a job that trains, as a record of its log: the figures of ``ddp-prof`` on the same traces."""
+"""Make the record of one measurement of a job that trains.
+
+A record is one line of the monitor's log. Its figures are those that ``ddp-prof`` shows for the same traces.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,15 @@ OF_RANKS = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns", "blocking_ns")
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank sends: ``measured`` is of its trace, by measure, and empty if ``error`` says why.
+    """The results of one rank in a measurement.
 
-    ``overhead_ns`` is how long the profiler's start, stop and export held its training up, ``usual_ns`` the median of
-    its steps before, ``recorded_ns`` are its recorded steps; the last two by the host's clock.
+    Attributes:
+        rank, host: Number of the rank, and name of its machine.
+        overhead_ns: How long start, stop and export of the profiler held up its training.
+        usual_ns: Median length of its steps before the measurement, by the host's clock; ``None`` if there were none.
+        recorded_ns: Length of each recorded step, by the host's clock.
+        error: Why its trace was not measured; ``None`` if it was.
+        measured: The measures of its trace by name, under the file of the trace; empty if there is an error.
     """
 
     rank: int
@@ -47,13 +55,15 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
     """Return the record of one measurement.
 
     Args:
-        asked: ``step``, ``started`` (when the process began to measure), ``world``, and ``limits`` by the names in
-            :data:`.LIMITS`.
-        parts: Of the ranks whose results arrived.
+        asked: What was asked of the ranks: ``step`` (number of the step with which the measurement began), ``started``
+            (when the process that trains created its monitor), ``world`` (number of ranks), and ``limits`` by the names
+            in :data:`.LIMITS`.
+        parts: The results of the ranks that answered.
 
     Raises:
         UsageError: No rank was measured, or a limit is unknown.
     """
+    # The traces of all ranks that were measured are one run, whose measures are known already.
     known = [part for part in parts if part.measured]
     if not known:
         raise UsageError("; ".join(sorted({part.error or "nothing arrived" for part in parts})))
@@ -109,6 +119,11 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
 
 
 def _judge(overlap: TraceOverlap, limits: Mapping[str, float], run: Run) -> Sequence[GateResult]:
+    """Return the verdicts on the limits that the user gave; limits of times are in milliseconds.
+
+    Raises:
+        UsageError: There is no limit of such a name.
+    """
     if unknown := limits.keys() - LIMITS.keys():
         raise UsageError(f"no such limit: {', '.join(sorted(unknown))}; there are {', '.join(LIMITS)}")
     scaled: dict[str, Any] = {
@@ -119,11 +134,13 @@ def _judge(overlap: TraceOverlap, limits: Mapping[str, float], run: Run) -> Sequ
 
 
 def _limit(verdict: GateResult) -> dict[str, Any]:
+    """Return a verdict as a dictionary; its rank is a number, or ``None``."""
     found = {name: getattr(verdict, name) for name in ("requirement", "unit", "measured", "limit", "status", "reason")}
     return {**found, "rank": verdict.rank and verdict.rank.rank}
 
 
 def _failure(verdict: GateResult) -> str | None:
+    """Return a sentence on a limit that is not met or cannot be judged; ``None`` if it is met."""
     if verdict.status == "passed":
         return None
     if verdict.status == "unknown" or verdict.measured is None or verdict.limit is None:
@@ -134,7 +151,10 @@ def _failure(verdict: GateResult) -> str | None:
 
 
 def _find_last(run: Run) -> dict[str, Any] | None:
-    """The rank that arrives last in most steps; ``None`` if none does, or if the clocks cannot be compared."""
+    """Return the rank that arrives last in most steps, with its lag and what that costs.
+
+    ``None`` if no rank does, or if the clocks cannot be compared.
+    """
     skew = run.skew()
     if skew.reason or not skew.steps:
         return None
@@ -151,7 +171,11 @@ def _find_last(run: Run) -> dict[str, Any] | None:
 
 
 def _groups(run: Run) -> list[dict[str, Any]]:
-    """Communication by process group and phase, if there are several: medians over the steps of all ranks."""
+    """Return the communication of each process group in each phase: medians over the steps of all ranks.
+
+    Empty if there is only one such combination.
+    """
+    # For each group and phase, and each step of a rank: number of collectives, overlapped and exposed nanoseconds.
     by_place: dict[tuple[str | None, str | None], dict[Any, list[int]]] = {}
     for one in run.collectives().collectives:
         if one.step is not None:
@@ -175,9 +199,10 @@ def _groups(run: Run) -> list[dict[str, Any]]:
 
 
 def _finding(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """The most expensive finding: by what it would gain, or what it costs at most if that is not known."""
+    """Return the finding of the doctor with the largest expected gain or, if that is not known, the largest cost."""
 
     def gain(finding: Any) -> int:
+        """Return the expected gain or, if that is not known, the upper limit of the cost; -1 if neither is known."""
         known = finding.expected_gain_ns if finding.expected_gain_ns is not None else finding.cost_ns
         return -1 if known is None else int(known)
 
@@ -189,7 +214,7 @@ def _finding(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def _by_rank(overlap: TraceOverlap, skew: RunSkew) -> list[dict[str, Any]]:
-    """Medians over the steps of each rank that communicate, as of the run; the lag as of ``ddp-prof skew``."""
+    """Return the figures of each rank: medians over its steps that communicate, and its lag as in ``ddp-prof skew``."""
     lags_ns = {rank.rank: rank.lag_ns for rank in skew.ranks} if not skew.reason else {}
     return [
         {
@@ -205,12 +230,15 @@ def _by_rank(overlap: TraceOverlap, skew: RunSkew) -> list[dict[str, Any]]:
 
 
 def _median_of_known(values: Sequence[int | None]) -> int | None:
-    """``None`` if one of the values is not known."""
+    """Return the median; ``None`` if one of the values is not known, or there are none."""
     return None if None in values else _median(values)
 
 
 def _worst(summary: VariantSummary, contention_ns: int | None) -> int | None:
-    """What the choice of the worst trace goes by: what waits, or is exposed, and what is slowed."""
+    """Return the time by which the worst measurement is chosen, whose trace is kept.
+
+    That is the blocking time (the exposed time where blocking is not known) plus contention where it is known.
+    """
     waits_ns = summary.blocking_ns if summary.blocking_ns is not None else summary.exposed_ns
     return None if waits_ns is None else waits_ns + (contention_ns or 0)
 
@@ -221,7 +249,7 @@ def _median(values: Any) -> int | None:
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    """One line for people."""
+    """Return the record as one line of text for people."""
     said = [f"step {record['step']}"]
     if record["step_ns"] is not None:
         said.append(f"{milliseconds(record['step_ns'])} a step")

@@ -1,4 +1,4 @@
-"""The course of a job by the log of its monitor: sentences on what changed, a table, and a chart."""
+"""Show the course of a job from the log of its monitor: sentences on what changed, a table, and a chart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOW_TO_READ = (
     "the step or more, that a job in which nothing changes shows one in any figure in at most 1 of 100 courses"
 )
 _MOST_SHOWN = 5
-"""Restarts that are told each."""
+"""The most restarts that are listed one by one."""
 _DRAWN = {
     "step_ns": ("step", theme.LIGHT.text),
     "exposed_ns": ("exposed communication", theme.LIGHT.colors[theme.EXPOSED]),
@@ -31,7 +31,7 @@ _DRAWN = {
 
 
 def monitor_view(log: MonitorLog) -> TableView:
-    """Say what changed and who was late; a row per measurement."""
+    """Return a table with a row per measurement, under sentences on what changed and which rank was late."""
     changes = find_changes(log.records)
     late = find_late_ranks(log.records, changes)
     said = list(sentences(log.records, changes, late))
@@ -58,7 +58,7 @@ def monitor_view(log: MonitorLog) -> TableView:
 def sentences(
     records: Sequence[Mapping[str, Any]], changes: Sequence[Change], late: Sequence[LateRank]
 ) -> Iterator[str]:
-    """Yield what changed, in order of time, and which rank was late."""
+    """Yield sentences on what changed, in order of time, and on which rank was late; at least one sentence."""
     for position in sorted({change.position for change in changes}):
         what = ", ".join(
             f"{FIGURES[change.figure]} {milliseconds(change.before_ns)} -> {milliseconds(change.after_ns)}"
@@ -82,9 +82,10 @@ def _place(records: Sequence[Mapping[str, Any]], position: int) -> dict[str, Any
 
 
 def find_restarts(records: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the positions of the first measurements after the job was started again.
+    """Return the position of the first measurement after each restart of the job.
 
-    Another process measured, or, in a log that does not say which did, steps do not increase.
+    After a restart another process measures. In a log that does not say which process did, a restart shows where the
+    number of the step does not increase.
     """
     return [
         at
@@ -94,6 +95,7 @@ def find_restarts(records: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _starts(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a note on the restarts of the job, if there were any."""
     restarts = find_restarts(records)
     if restarts:
         shown = ", ".join(f"at step {records[at]['step']} ({records[at]['time']})" for at in restarts[:_MOST_SHOWN])
@@ -102,15 +104,17 @@ def _starts(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _with_gaps(values: Sequence[Any], restarts: Sequence[int]) -> list[Any]:
-    """A line that ends at each restart, after which steps may have lower numbers."""
+    """Return the values with a ``None`` at each restart: the drawn line breaks there, as steps may count anew."""
     bounds = [0, *restarts, len(values)]
     return [value for start, end in pairwise(bounds) for value in (*([None] if start else []), *values[start:end])]
 
 
 def _costs(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a measurement costs the training: its stops, and what its steps took longer than those before.
+    """Yield a note on how much time a measurement costs the training, if that is known.
 
-    The warm-up step is not known by itself: in it a rank waits for others whose stop counts already.
+    The cost is the time in which the profiler held up the training, and by how much the recorded steps were longer than
+    the steps before. The warm-up step of the profiler is not included: in it, a rank waits for other ranks whose
+    hold-up is counted already.
     """
     known = [
         record["overhead_ns"] + max(0, record["recorded_step_ns"] - record["usual_step_ns"]) * (record["steps"] or 1)
@@ -123,6 +127,7 @@ def _costs(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _row(record: Mapping[str, Any]) -> Row:
+    """Return the table's row of one measurement."""
     late, finding, step_ns = record.get("late"), record.get("finding"), record["step_ns"]
     gain_ns = record.get("schedule_gain_ns")
     return {
@@ -145,7 +150,10 @@ def _row(record: Mapping[str, Any]) -> Row:
 
 
 def draw_course(log: MonitorLog) -> Chart:
-    """Draw step, exposed and overlapped communication over the steps of the job, with changes and late ranks."""
+    """Return a chart of step time, exposed and overlapped communication over the steps of the job.
+
+    Dotted lines mark changes, and shaded stretches mark late ranks. The first sentence on the job is the title.
+    """
     records, changes = log.records, find_changes(log.records)
     late = find_late_ranks(records, changes)
     said = next(iter(sentences(records, changes, late)))

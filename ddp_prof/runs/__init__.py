@@ -1,4 +1,4 @@
-"""Groups files into runs: by their ``run.json``, by their names, or by what the traces say about their ranks."""
+"""Group files into runs: by their ``run.json``, by their names, or by what the traces say about their ranks."""
 
 from __future__ import annotations
 
@@ -22,29 +22,33 @@ _NAMED_RANK = re.compile(
     r"(?P<of>[._-]?of[._-]?\d+)?(?!\d)",
     re.I,
 )
+"""A rank number after a word for it, such as ``rank3`` or ``_r3of8``; ``lora_r8`` is no rank."""
 _BARE_NUMBER = re.compile(r"(?<=[._-])(?P<rank>\d+)(?=(?:of\d+)?(?:\.[A-Za-z][\w-]*)+$)")
-"""``report.3.sqlite``, ``trace_3.json.gz``, ``x_3of8.sqlite``."""
+"""A number before the ending, as in ``report.3.sqlite``, ``trace_3.json.gz`` or ``x_3of8.sqlite``."""
 _COUNTED = re.compile(r"(?<![A-Za-z])(?:step|epoch|iter|iteration|batch|cycle|run|trial|seed)[._-]$", re.I)
-"""What stands before numbers that are no ranks."""
+"""Words before a number that say that it is no rank."""
 _OWN_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d{2,}(?![A-Za-z0-9])")
 """A number that may be a process id or a part of a time."""
 _NODE = re.compile(
     r"(?<![A-Za-z])(?:node[._-]?\d+|gpu\d+(?=[._-]rank))|(?<=_on_)[A-Za-z][\w-]*|(?<=host[._-])[A-Za-z][\w-]*?(?=[._-]rank)",
     re.I,
 )
+"""The name of a node, as in ``node_1_rank_8_on_gpu07``."""
 _NODE_AND_RANK = re.compile(r"(?<=[._-])(?P<node>\d+)[._-](?P<rank>\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
-"""``profile_99_1_8.nsys-rep``."""
+"""The numbers of a node and of a rank before the ending, as in ``profile_99_1_8.nsys-rep``."""
 _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 """The time in the names that torch's ``tensorboard_trace_handler`` gives its files, in ns or ms."""
 
 
 def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
-    """Find files of one folder whose names differ only in a rank number: ``rank3``, ``_r3of8``, ``x.3.sqlite``.
+    """Return the groups of files that are ranks of one run by their names; files without a group are not returned.
 
-    Names may also differ in the node, if no other node has the same rank: ``node_1_rank_8_on_gpu07``, ``x_1_8``. A
-    number without ``rank`` before it or ``of8`` after it is a rank only if the files are numbered 0, 1, 2 and so on.
-    The remaining files with a clear rank may also differ in process ids and times.
+    The files of a group are in one folder, and their names differ only in a rank number, such as ``rank3``, ``_r3of8``
+    or ``x.3.sqlite``. Names may also differ in the node, as in ``node_1_rank_8_on_gpu07`` or ``x_1_8``, if no two nodes
+    have the same rank. A number without ``rank`` before it or ``of8`` after it is a rank only if the files are numbered
+    0, 1, 2 and so on. Files that have a clear rank but no group yet may also differ in process ids and times.
     """
+    # Each way gets the files that the ways before it did not group.
     ways = (
         _group_by_node_and_rank,
         partial(_group_by_names, str),
@@ -67,6 +71,7 @@ def _group_by_node_and_rank(files: Sequence[Path]) -> list[list[Path]]:
     groups = []
     for of_job in map(sorted, jobs.values()):
         nodes = len({node for _, node, _ in of_job})
+        # Of 16 ranks on 2 nodes, ranks 0 to 7 must be on node 0, and 8 to 15 on node 1.
         numbers = [(rank, rank * nodes // len(of_job)) for rank in range(len(of_job))]
         if nodes > 1 and len(of_job) % nodes == 0 and [(rank, node) for rank, node, _ in of_job] == numbers:
             groups.append([file for _, _, file in of_job])
@@ -74,10 +79,14 @@ def _group_by_node_and_rank(files: Sequence[Path]) -> list[list[Path]]:
 
 
 def _group_by_names(in_common: Callable[[str], str], files: Sequence[Path]) -> list[list[Path]]:
-    """Group files by what ``in_common`` returns for their names without rank and node."""
+    """Group the files for whose names, without rank and node, ``in_common`` returns the same text.
+
+    Names whose rank is not certain (a bare number) must be equal without rank and node.
+    """
+    # First by folder and name, then by node: the rank number and file of each.
     alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], list[tuple[int, Path]]]] = {}
     for file in files:
-        for name in (_NODE.sub("*", file.name), file.name):
+        for name in (_NODE.sub("*", file.name), file.name):  # the rank may be a part of what looks like a node
             named = list(_NAMED_RANK.finditer(name))
             hit = named[-1] if named else _BARE_NUMBER.search(name)
             if hit and (named or not _COUNTED.search(name[: hit.start()])):
@@ -88,6 +97,7 @@ def _group_by_names(in_common: Callable[[str], str], files: Sequence[Path]) -> l
                 break
     groups = []
     for (is_certain, *_), nodes in alike.items():
+        # All nodes together if no rank occurs twice, else each node by itself.
         job = [numbered_file for of_node in nodes.values() for numbered_file in of_node]
         for part in [job] if len(dict(job)) == len(job) else nodes.values():
             ranks = dict(part)
@@ -97,6 +107,7 @@ def _group_by_names(in_common: Callable[[str], str], files: Sequence[Path]) -> l
 
 
 def _node_of(file: Path) -> tuple[str, ...]:
+    """Return all parts of a file's name that name a node; empty if it names none."""
     return tuple(_NODE.findall(file.name))
 
 
@@ -117,17 +128,18 @@ def load_runs(
     workers: Workers | None = None,
     measures: Sequence[str] = (),
 ) -> list[Run]:
-    """Return the runs that files belong to, in the order of their first files.
+    """Return the runs to which the given files belong, in the order of their first files.
 
-    Files are ranks of one run if they share a ``run.json``, if their names differ only in a rank number, or if the
-    traces say that they are ranks of one job and they have the same number of collectives of each kind.
+    Files are ranks of one run if they share a ``run.json``. They also are if their names differ only in a rank number,
+    or if the traces say that they are ranks of one job, provided that they have the same number of collectives of each
+    kind.
 
     Args:
-        paths: A file, a folder (it stands for the traces in it), or several of them.
-        options: How they are read.
-        workers: What reads them; by default this process.
+        paths: A file, a folder (which stands for the traces in it), or several of them.
+        options: How the files are read.
+        workers: The processes that read the files; by default this process.
         measures: Names in ``report.MEASURES``. They are measured now, so that each file is read once. Without them,
-            a file is read when something is asked for, launches included.
+            a file is read when a figure is asked for, and launches are read, too.
 
     Raises:
         TraceError: A path is not there, is given twice, or a folder holds no trace. What is wrong inside of a file is
@@ -135,6 +147,7 @@ def load_runs(
     """
     options, workers = options or LoadOptions(), workers or Workers()
     options = options if measures else replace(options, with_launches=True)
+    # Groups that are certain: what the user says, or a common ``run.json``.
     files = find_files([paths] if isinstance(paths, str | Path) else paths)
     if options.one_run or options.separate:
         groups = [files] if options.one_run else [[file] for file in files]
@@ -145,6 +158,7 @@ def load_runs(
             by_manifest.setdefault(manifest if is_file(manifest) else file, []).append(file)
         groups = list(by_manifest.values())
     runs = [Run(tuple(group), options, workers=workers) for group in groups]
+    # Runs of single files may be ranks of one job: then it must be known which rank each file is of.
     may_join = not (options.one_run or options.separate) and sum(map(_may_be_rank, runs)) > 1
     left = prepare_runs(runs, *measures, *(("identity",) if may_join else ()))
     left_out = tuple(note for run in runs if run not in left for note in run.notes)
@@ -155,10 +169,13 @@ def load_runs(
 
 
 def _tell_apart(runs: Sequence[Run]) -> None:
-    """Add their folders to the labels of runs whose files have the same name: ``before/train``, ``after/train``."""
+    """Add the folder to the labels of runs that have the same label, as in ``before/train`` and ``after/train``.
+
+    A run with a ``run.json`` keeps its label: it is the name of its variant, by which a baseline is found.
+    """
     by_label: dict[str, list[Run]] = {}
     for run in runs:
-        if run.manifest is None:  # else it is named after its variant, which a baseline is found by
+        if run.manifest is None:
             by_label.setdefault(run.label, []).append(run)
     for alike in by_label.values():
         folders = [run.files[0].absolute().parent for run in alike]
@@ -169,13 +186,17 @@ def _tell_apart(runs: Sequence[Run]) -> None:
 
 
 def find_files(paths: Iterable[Path | str]) -> list[Path]:
-    """Return the traces that paths stand for, each once."""
+    """Return the traces for which the paths stand: files, and the traces in folders.
+
+    Raises:
+        TraceError: A path is not there, a folder holds no trace, or a file is given twice.
+    """
     from ddp_prof.ingest.load import find_traces
 
     files: dict[Path, Path] = {}
     for path in (Path(path) for path in paths):
         for file in find_traces(path):
-            real = Path(os.path.realpath(file))  # of a link to itself Path.resolve would raise no OSError
+            real = Path(os.path.realpath(file))  # for a link to itself, Path.resolve would raise no OSError
             if real in files:
                 raise TraceError(file, "given twice", "give each file once")
             files[real] = file
@@ -183,11 +204,20 @@ def find_files(paths: Iterable[Path | str]) -> list[Path]:
 
 
 def _may_be_rank(run: Run) -> bool:
+    """Return whether a run is a single file without a ``run.json``, which may be one rank of a larger run."""
     return len(run.files) == 1 and run.manifest is None
 
 
 def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
-    """Join runs of single files that are ranks of one job; files that were left out may have been ranks of it, too."""
+    """Return the runs, with those of single files joined where these are ranks of one job.
+
+    Args:
+        runs: The runs.
+        left_out: Notes on files that could not be read. They may have been ranks of a joined run, so they become notes
+            of each joined run.
+    """
+    # First by names; then the files that are left, by what the traces say. ``joined``: for each joined run of a single
+    # file, the run that it is a part of now.
     alone = {run.files[0]: run for run in runs if _may_be_rank(run)}
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
@@ -209,7 +239,10 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
 
 
 def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:
-    """Divide files into captures, if all ranks have the same number: the first file of each rank, the second, ..."""
+    """Divide the files of one job into captures: the first file that each rank wrote, the second file, and so on.
+
+    They are a single capture if the time of writing is not in all names, or ranks have unequally many files.
+    """
     by_rank: dict[int, list[Run]] = {}
     times = {run: int(written[1]) for run in runs if (written := _WRITTEN.search(run.files[0].name))}
     for run in sorted(times, key=lambda run: times[run]):
@@ -220,7 +253,12 @@ def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
-    """Join runs into one; return it for each of them, or an empty dictionary if they do not fit together."""
+    """Join runs into one; return the joined run for each of them, or an empty dictionary if they do not fit together.
+
+    They fit if no rank occurs twice and all ranks have the same number of collectives of each kind. ``why`` is the
+    reason to join them, which becomes a note.
+    """
+    # ``kinds``: for each run, how many collectives of each kind its ranks have. ``numbers``: those of all ranks.
     kinds = [[operations for _, _, operations in run.identities()] for run in runs]
     numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
     if len(runs) < 2 or len(set(numbers)) < len(numbers):

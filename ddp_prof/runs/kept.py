@@ -1,4 +1,4 @@
-"""What was measured of a large trace, kept for the next command beside the trace's columns.
+"""Keep the results of measuring a large trace for the next command, beside the trace's columns in the cache.
 
 A result is kept for the state of the trace's files, the options that it depends on, and the code that reads and
 measures. A file holds the key, as a line of JSON, and then the result.
@@ -26,14 +26,18 @@ _LONGEST_KEY = 1 << 20
 _DAMAGED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, ImportError, pickle.UnpicklingError,
 )  # fmt: skip
+"""The errors that reading a damaged file of the cache can raise."""
 
 
 @dataclass(frozen=True)
 class KeptResults:
-    """What the cache holds of one trace.
+    """The results in the cache for one trace.
 
     Attributes:
-        asked: Everything but the files and the code that results depend on; JSON can hold it.
+        file: The trace.
+        folder: The cache.
+        asked: What results depend on apart from the files and the code: options. JSON can hold it.
+        state: State of the trace's files before they are read, by which a change is noticed.
     """
 
     file: Path
@@ -42,7 +46,7 @@ class KeptResults:
     state: dict[str, Any] = field(repr=False)
 
     def find(self, measure: str) -> Any:
-        """Return the result of a measure; ``None`` if it is not there, or damaged."""
+        """Return the result of a measure; ``None`` if the cache has none, or a damaged one."""
         key = self._key(measure)
         place = self._place(key)
         try:
@@ -56,7 +60,7 @@ class KeptResults:
         return result
 
     def keep(self, results: Mapping[str, Any]) -> None:
-        """Keep results by measure, if the files are as they were before they were read."""
+        """Store the results of measures, unless the files of the trace changed while they were read."""
         if file_state(self.file) != self.state:
             return
         for measure, result in results.items():
@@ -64,17 +68,23 @@ class KeptResults:
             self.folder.keep(self._place(key), 0, partial(_write, key, result))
 
     def _key(self, measure: str) -> dict[str, Any]:
+        """Return all that the result of a measure depends on; a stored result is valid only for an equal key."""
         import numpy as np
 
         code = [code_version(_MEASURING), np.__version__]
         return {"path": os.path.abspath(self.file), "measure": measure, **self.asked, "files": self.state, "code": code}  # noqa: PTH100
 
     def _place(self, key: dict[str, Any]) -> Path:
+        """Return the file in the cache for a key."""
         return self.folder.path([key["path"], key["measure"], *self.asked.values()], key, RESULTS)
 
 
 def kept_results(file: Path, options: ReadOptions, asked: Mapping[str, Any]) -> KeptResults | None:
-    """Return what the cache holds of a trace; ``None`` if it keeps nothing of it."""
+    """Return access to the results in the cache for a trace; ``None`` if the cache keeps nothing of this trace.
+
+    ``asked``: see :class:`KeptResults`.
+    """
+    # Through JSON and back, so that it equals what is read from a file: tuples become lists.
     folder = cache_for(file, options)
     return KeptResults(file, folder, json.loads(json.dumps(asked)), file_state(file)) if folder else None
 
@@ -90,6 +100,7 @@ def read_key_of_result(place: Path) -> dict[str, Any] | None:
 
 
 def _write(key: dict[str, Any], result: Any, target: Path) -> None:
+    """Write the key as a line of JSON, and then the result."""
     with target.open("wb") as file:
         file.write(json.dumps(key).encode() + b"\n")
         write_result(result, file)

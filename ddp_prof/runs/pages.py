@@ -1,4 +1,4 @@
-"""Collects what a report shows of each run, and writes its pages by workers."""
+"""Measure what an HTML report shows of each run, and write the pages of the runs with several workers."""
 
 from __future__ import annotations
 
@@ -33,22 +33,26 @@ from ddp_prof.runs.run import DOCTOR, Run, timeline_sources
 from ddp_prof.runs.workers import count_cores, pack_task, run_tasks
 
 MEASURES = (*DOCTOR, "kernels", "device use")
-"""What a report asks of its runs, names in ``runs.report.MEASURES``."""
+"""What is measured of each run for a report; names in ``runs.report.MEASURES``."""
 MOST_STEPS = 200
-"""Steps of a run to choose from on its page on why communication is exposed."""
+"""The most steps that can be chosen on the page of a run on why communication is exposed."""
 MOST_RANKS = 8
-"""Ranks of a run whose events are drawn one by one."""
+"""The most ranks of a run whose events are drawn one by one."""
 RUNS_PER_WORKER = 4
 """Default number of runs per worker: starting one takes a second or two."""
 
 
 def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] | None = None) -> list[ReportRun]:
-    """Measure what a report shows; ``turns`` as in ``compare_variants``."""
+    """Measure what a report shows of each run.
+
+    Views of steps, traces for the timeline and the doctor's diagnosis are functions, called when a page needs them.
+    ``turns``: see ``compare_variants``.
+    """
     results = [run.overlap() for run in runs]
     reports = []
     for run, result, summary in zip(runs, results, compare_variants(results, turns), strict=True):
         explanation = run.explanation()
-        # Event by event, of many ranks those with the most exposed time, of many steps those around the typical one.
+        # Single events are shown only of the ranks with the most exposed time, and of the steps around the typical one.
         exposed = [int(exposure.exposed_ns.sum()) for exposure in explanation.run.exposures]
         ranks = sorted(sorted(range(len(exposed)), key=lambda index: -exposed[index])[:MOST_RANKS])
         step = explanation.collectives.typical_step
@@ -64,13 +68,17 @@ def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] |
 
 
 def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[int, Sequence[RankStepView]]:
+    """Return for the key of each step what these ranks did in it; ``ranks`` are indices into the run's ranks."""
     return {key: view_step(run, key, ranks) for key in keys}
 
 
 def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
-    """Return the traces of a run's timeline; if they are not all shown, a caveat says how many are."""
+    """Return the given traces for the timeline of a run; if these are not all its files, a caveat says so.
+
+    The run then drops its events.
+    """
     first, *more = timeline_sources([replace(run, files=tuple(files))])
-    run.release_events()  # the pages need no more of either
+    run.release_events()  # pages need neither events nor figures of kernels any more
     if len(files) < len(run.files):
         caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
         first = first._replace(caveats=(caveat, *first.caveats))
@@ -80,7 +88,20 @@ def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
 def make_pages(
     runs: Sequence[Run], reports: Sequence[ReportRun], folder: Path, places: Sequence[Place]
 ) -> Generator[PagesOutcome]:
-    """Write the pages of runs into a folder, with the workers of the first run; see ``write_report``."""
+    """Write the pages of runs into a folder with the workers of the first run.
+
+    Args:
+        runs: The runs.
+        reports: What was measured of each run, which serves to write its pages in this process.
+        folder: Where the pages are written.
+        places: For each run, the name of its pages and its place in the report.
+
+    Yields:
+        For each run, as it is done: its position, and its picture or the reason why its pages are missing.
+
+    Raises:
+        TraceError: A trace cannot be read, and ``workers.leave_out`` is not set.
+    """
     workers = runs[0].workers
     processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_PER_WORKER))
     is_here = workers.scheduler is None and processes < 2
@@ -95,6 +116,7 @@ def make_pages(
 def _make_elsewhere(
     runs: Sequence[Run], folder: Path, places: Sequence[Place], processes: int
 ) -> Generator[PagesOutcome]:
+    """Write the pages as :func:`make_pages` does; other processes make them, and this one writes them."""
     tasks = []
     for run, place in zip(runs, places, strict=True):
         of_run = {"files": run.files, "options": run.options, "notes": run.notes, "folder": run.folder}
@@ -107,7 +129,7 @@ def _make_elsewhere(
 
 
 def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, bytes], Chart | None]:
-    """Make the pages of a run in a worker; return their contents by name, and the figure of a picture."""
+    """Make the pages of a run in a worker; return the content of each page by its file name, and the run's picture."""
     (report,) = report_runs([Run(**of_run)])
     with TemporaryDirectory(prefix="ddp_prof.") as name:
         folder = Path(name)

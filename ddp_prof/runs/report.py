@@ -1,4 +1,4 @@
-"""One report, read and measured: small results, without the events."""
+"""Read and measure one report: a file that nsys or a profiler wrote. Results are small, and events are not kept."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 MEASURES = (
     "overlap", "collectives", "kernels", "device use", "critical", "facts", "inventory", "identity", "structure",
 )  # fmt: skip
-"""What can be measured of a report; results are small beside its events."""
+"""The names of what can be measured of a report; results are small beside its events."""
 OF_EACH_KERNEL = frozenset({"kernels", "device use", "structure"})
-"""What is measured of each kernel, with its launch shape: it may have rows for all of them."""
+"""The measures that look at each kernel and its launch shape; their results may have a row per kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class LoadOptions(ReadOptions):
     Attributes:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
-        one_run: All files are ranks of one run, whatever their names.
-        separate: Each file is a run of its own, whatever their names.
-        to_draw: Keep also the compute near a step's collectives, which pictures of the step show.
+        one_run: Whether all files are ranks of one run, whatever their names are.
+        separate: Whether each file is a run of its own, whatever the names are.
+        to_draw: Whether the compute near the collectives of a step is kept, too, which pictures of the step show.
     """
 
     step_range: str | None = None
@@ -52,7 +52,7 @@ class LoadOptions(ReadOptions):
 
 @dataclass(frozen=True, eq=False)
 class TraceEvents:
-    """The events of one file: the trace and its ranks. Unpacks as a pair."""
+    """The events of one file: the trace and its ranks. It can be unpacked as ``trace, ranks = events``."""
 
     trace: Trace
     ranks: tuple[RankEvents, ...]
@@ -68,7 +68,7 @@ class TraceEvents:
 
 
 def load_events(file: Path, options: LoadOptions) -> TraceEvents:
-    """Read a report."""
+    """Read a report and find its ranks; warn if it may need more memory than is free."""
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
 
@@ -84,9 +84,16 @@ def measure_report(
     measures: tuple[str, ...],
     keep: Callable[[TraceEvents], None] = lambda _events: None,
 ) -> dict[str, Any]:
-    """Measure a report; ``keep`` is given its events, if it is read.
+    """Measure a report; it is not read if the cache holds all that is asked for.
 
-    It is not read if the cache holds all that is asked for.
+    Args:
+        file: The report.
+        options: How it is read.
+        measures: Names in :data:`MEASURES`.
+        keep: Called with the events if the report is read.
+
+    Returns:
+        The result of each measure by its name.
     """
     kept = find_kept(file, options)
     results = {measure: result for measure in measures if kept and (result := kept.find(measure)) is not None}
@@ -100,19 +107,21 @@ def measure_report(
 
 
 def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
-    """Return what the cache holds of a report that was measured with these options; ``None`` if it keeps nothing."""
+    """Return access to the results in the cache for a report and these options; ``None`` if the cache keeps nothing."""
     from ddp_prof.runs.kept import kept_results
 
     return kept_results(file, options, {name: getattr(options, name) for name in _DEPENDED_ON})
 
 
 _DEPENDED_ON = ("comm_patterns", "step_range", "backward_range", "to_draw")
-"""The options that a result depends on; with launches more is read, and measured are kernels alone by it."""
+"""The options that a result depends on. ``with_launches`` is none: what it reads only serves to measure kernels."""
 
 
 def _read_and_measure(
     file: Path, options: LoadOptions, measures: tuple[str, ...], keep: Callable[[TraceEvents], None]
 ) -> dict[str, Any]:
+    """Read a report, pass its events to ``keep``, and measure them."""
+    # Kernels can only be measured with their launches, so these are read if kernels are asked for.
     options = replace(options, with_launches=options.with_launches or bool(OF_EACH_KERNEL & {*measures}))
     with naming_limits(file):
         events = load_events(file, options)
@@ -134,7 +143,7 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
             from ddp_prof.analyze.inventory import take_inventory
 
             results[measure] = take_inventory(trace, options.step_range, options.backward_range, ranks)
-        else:
+        else:  # "collectives" or "identity", which is taken from them
             from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
             analysis = results.get("collectives") or analyze_trace(

@@ -1,4 +1,4 @@
-"""Runs: the one way from files to figures, for programs, notebooks and the command line.
+"""A run, from its files to its figures: for programs, notebooks and the command line.
 
 ::
 
@@ -9,9 +9,9 @@
     run.collectives().to_frame()  # a row per collective
     run.timeline().show()         # a plotly figure
 
-A run is made of one file, or of one file per rank. Files are read when a figure is asked for, one after the other, and
-what is measured of each is kept. Events are kept of a report that is read alone: the next figure asked for needs no
-second reading.
+A run consists of one file, or of one file per rank. Files are read when a figure is asked for, one after the other, and
+the measures of each file are kept. If a single file is read, its events are kept, too: the next figure does not need
+another reading.
 """
 
 from __future__ import annotations
@@ -61,14 +61,17 @@ if TYPE_CHECKING:
     from ddp_prof.runs.kept import KeptResults
 
 DOCTOR = ("overlap", "collectives", "critical", "facts")
-"""What the doctor looks at."""
+"""The measures that the doctor needs."""
 SUMMARY = (*DOCTOR, "kernels")
-"""What a summary looks at, the cost of communication included."""
+"""The measures that a summary needs, with the cost of communication."""
 _MADE_OF = {"diagnosis": DOCTOR, "contention": ("kernels",)}
-"""What is made of measures of all files of a run. Of a run of one file the cache keeps it, as it keeps measures: its
-measures are much larger, and following the critical paths takes longer than reading them."""
+"""For each result that is made from measures of all files of a run, these measures.
+
+For a run of one file, the cache keeps such a result as it keeps measures: the measures are much larger, and following
+the critical paths takes longer than reading them.
+"""
 SUMMARY_RESULTS = ("overlap", "collectives", *_MADE_OF)
-"""What a summary shows; what of it is not kept is made of :data:`SUMMARY`."""
+"""The results that a summary shows; those that the cache does not hold are made from :data:`SUMMARY`."""
 MOST_FILES_OF_KERNELS = 8
 """Largest number of files per run in which single kernels are measured: hundreds would fill the memory."""
 
@@ -78,10 +81,13 @@ class Run:
     """One run, of one file or of one file per rank.
 
     Attributes:
+        files: Its files.
+        options: How they are read.
         notes: Why these files count as one run, if no ``run.json`` says so; which files could not be read.
-        measured: What was measured of each file so far.
-        made: What was made of that so far, by the names in ``_MADE_OF``.
-        folder: The folder's name, if another run's files have the same names; else empty.
+        workers: The processes that read the files.
+        measured: For each file, the results of its measures so far, by the names in ``report.MEASURES``.
+        made: The results that were made from measures of all files so far, by the names in ``_MADE_OF``.
+        folder: Name of its folder, if another run has the same label; else empty.
     """
 
     files: tuple[Path, ...]
@@ -115,7 +121,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its first file without the ending; of files with one ``run.json``, that file's name."""
+        """The name of the first file without its ending; for files with a common ``run.json``, the name of that."""
         return manifest_path(self.files[0]).name.removesuffix(SUFFIX)
 
     @cached_property
@@ -126,7 +132,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Its name in tables and figures, such as ``bucketed 10 MB``."""
+        """The name of the run in tables and figures, such as ``bucketed 10 MB``."""
         label = label_of_ranks([label_of(file, self.manifest) for file in self.files])
         return f"{self.folder}/{label}" if self.folder else label
 
@@ -142,7 +148,7 @@ class Run:
             yield from (load_events(file, self.options) for file in self.files)
 
     def overlap(self) -> TraceOverlap:
-        """How much communication compute hides, by rank and step."""
+        """Return how much communication overlaps with compute, for each rank and step."""
         from ddp_prof.analyze.overlap import merge_ranks
 
         results = self._measure("overlap")
@@ -151,15 +157,18 @@ class Run:
         return replace(merged, label=self.label, warnings=(*self.notes, *merged.warnings))
 
     def inventory(self) -> list[TraceInventory]:
-        """What each file holds, and what is missing for which question."""
+        """Return what each file holds, and which questions it cannot answer for what is missing in it."""
         return self._measure("inventory")
 
     def identities(self) -> list[tuple[int | None, int | None, tuple[tuple[int, int], ...]]]:
-        """For each rank its number, the job's number of ranks, and its number of collectives by operation."""
+        """Return for each rank: its number, the number of ranks of the job, and its number of collectives by operation.
+
+        Numbers are ``None`` if the trace does not say them. Operations are indices into ``communication.OPERATIONS``.
+        """
         return [identity for of_file in self._measure("identity") for identity in of_file]
 
     def analysis(self) -> RunAnalysis:
-        """The collectives of all ranks, compared."""
+        """Return the collectives of all ranks, compared with each other."""
         from ddp_prof.analyze.collectives.run_analysis import merge_analyses
 
         if self._analysis is None:
@@ -170,7 +179,7 @@ class Run:
         return self._analysis
 
     def explanation(self) -> RunExplanation:
-        """Why the communication is exposed: its collectives, the skew, the main reason."""
+        """Return why communication is exposed: its collectives, the skew of the ranks, and the main reason."""
         from ddp_prof.analyze.root_cause import explain_run
 
         if self._explanation is None:
@@ -178,20 +187,21 @@ class Run:
         return self._explanation
 
     def collectives(self) -> RunCollectives:
-        """When each collective ran on each rank, what of it is exposed, and why."""
+        """Return when each collective ran on each rank, how much of it is exposed, and why."""
         return self.explanation().collectives
 
     def root_cause(self) -> RootCause | None:
-        """The main reason why communication is exposed; ``None`` if none is exposed."""
+        """Return the main reason why communication is exposed; ``None`` if no communication is."""
         return self.explanation().root_cause
 
     def critical(self) -> RunCritical:
-        """What the critical path of each step consists of, over all ranks."""
+        """Return the critical path of each step over all ranks, divided into parts."""
         from ddp_prof.analyze.critical.critical_path import measure_critical_paths
 
         return measure_critical_paths(self.analysis(), self._work())
 
     def _work(self) -> list[RankWork]:
+        """Return the operations of each rank, in the order of the ranks; critical paths are followed through them."""
         from ddp_prof.analyze.critical.critical_path import in_order_of_ranks
 
         self.prepare("collectives", "critical")
@@ -199,11 +209,12 @@ class Run:
         return in_order_of_ranks(self.analysis(), work)
 
     def doctor(self) -> Diagnosis:
-        """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
+        """Return what in the set-up of the job prevents overlap of communication, or costs time in another way."""
         diagnosis: Diagnosis = self._make("diagnosis", self._diagnose)
         return diagnosis
 
     def _diagnose(self) -> Diagnosis:
+        """Apply the rules of the doctor to the results of all other analyses."""
         from ddp_prof.analyze.critical.what_if import WhatIf
         from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
@@ -232,15 +243,15 @@ class Run:
         )
 
     def skew(self) -> RunSkew:
-        """Which rank arrives last at the collectives, how often, by how much, and what that costs."""
+        """Return which rank arrives last at the collectives, how often, by how much, and what that costs."""
         return self.explanation().skew
 
     def kernels(self) -> list[KernelRuns]:
-        """The executions of kernels; if the run has many files, those of the first few."""
+        """Return the executions of kernels; if the run has many files, those in the first few."""
         return self._measure_sampled("kernels")
 
     def cost(self) -> RunCost:
-        """What communication costs each step, waiting and slowdown of compute, and what could be gained at most."""
+        """Return what communication costs each step (waits and slower compute), and the most that could be gained."""
         from ddp_prof.analyze.cost import measure_run_cost
 
         if self._cost is None:
@@ -248,7 +259,7 @@ class Run:
         return self._cost
 
     def contention(self) -> Contention:
-        """How much slower kernels compute beside communication."""
+        """Return how much slower kernels are beside communication."""
         from ddp_prof.analyze.kernels.kernel_times import measure_contention
 
         contention: Contention = self._make("contention", lambda: measure_contention(self.kernels()))
@@ -260,6 +271,7 @@ class Run:
         return "contention" in self.made or any("kernels" in measured for measured in self.measured.values())
 
     def _make(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a result of ``_MADE_OF``; if it is not there yet, make it with ``make`` and keep it in the cache."""
         if name not in self.made:
             self.made[name] = make()
             if kept := self._kept_results():
@@ -267,7 +279,7 @@ class Run:
         return self.made[name]
 
     def find_made(self, names: Iterable[str]) -> None:
-        """Take from the cache what an earlier command made of the measures."""
+        """Take the named results of ``_MADE_OF`` from the cache, if an earlier command made them; skip other names."""
         wanted = [name for name in _MADE_OF if name in names and name not in self.made]
         if wanted and (kept := self._kept_results()):
             results = {name: kept.find(name) for name in wanted}
@@ -282,12 +294,15 @@ class Run:
         parameters: Sequence[int] | None = None,
         calibration: Run | None = None,
     ) -> RunPrediction:
-        """What other buckets, views or a faster network would change in a step, or why that cannot be predicted.
+        """Predict by how much other buckets, gradient views or a faster network would change a step.
 
         Args:
             questions: The changes to predict; by default the usual ones.
-            parameters: Bytes of the trained parameters, in the order of ``model.parameters()``, where known.
-            calibration: Another run of the same job, which hides more or less of its communication.
+            parameters: Bytes of each trained parameter, in the order of ``model.parameters()``, if known.
+            calibration: Another run of the same job, which overlaps more or less of its communication.
+
+        Returns:
+            The predictions, or the reason why nothing can be predicted.
         """
         from ddp_prof.analyze.step_cost import find_slowed
         from ddp_prof.analyze.what_if.captured import Captured
@@ -295,6 +310,7 @@ class Run:
         from ddp_prof.analyze.what_if.questions import USUAL
 
         def captured(run: Run) -> Captured:
+            """Return what a prediction needs to know of a run."""
             run.prepare("overlap", "structure")
             made = run.manifest
             return Captured(
@@ -315,7 +331,7 @@ class Run:
         )
 
     def device_use(self) -> DeviceUse:
-        """Which kernels took the time, what hid communication, and why devices were idle."""
+        """Return which kernels took the time, which overlapped with communication, and why devices were idle."""
         from ddp_prof.analyze.kernels.device_use import DeviceUse
         from ddp_prof.analyze.kernels.kernel_times import measure_kernels
 
@@ -323,14 +339,14 @@ class Run:
         return DeviceUse(tuple(self._measure_sampled("device use")), measure_kernels(self.kernels()))
 
     def waterfall(self) -> Waterfall:
-        """The mean step of this run by parts; for several runs see :func:`compare_steps`."""
+        """Return the mean step of this run divided into parts; for several runs see :func:`compare_steps`."""
         return compare_steps([self])
 
     def timeline(self, steps: Collection[int] | None = None) -> go.Figure:
-        """What ran when, as a plotly figure of a few steps.
+        """Return a plotly figure that shows what ran when in a few steps.
 
         Args:
-            steps: Numbers of the steps to show; by default the typical one and the one after it.
+            steps: Numbers of the steps to show; by default the typical step and the step after it.
         """
         import plotly.graph_objects as go
 
@@ -353,7 +369,10 @@ class Run:
                 raise TraceError(file, reason, "give one file of each rank, or --separate")
 
     def missing(self, measures: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
-        """Yield the files that must be read, each with what to measure; kernels are measured in a few files only."""
+        """Yield each file that must be read for ``measures``, and the names of the measures that it lacks.
+
+        Kernels are measured in the first :data:`MOST_FILES_OF_KERNELS` files only.
+        """
         measures = self._measures_for(measures)
         for index, file in enumerate(self.files):
             wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
@@ -361,7 +380,11 @@ class Run:
                 yield file, missing
 
     def _measures_for(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the measures to make: the name of a result that is not there yet stands for what it is made of."""
+        """Return the names of the measures that are needed for results.
+
+        ``names`` are measures, or results of ``_MADE_OF``. Such a result stands for the measures that it is made from
+        or, if it is there already, for none.
+        """
         made_of = [_MADE_OF.get(name, (name,)) for name in names if name not in self.made]
         return list(dict.fromkeys(chain.from_iterable(made_of)))
 
@@ -370,7 +393,7 @@ class Run:
         self._kept = events
 
     def measure_without_reading(self, measures: Sequence[str]) -> None:
-        """Measure what the events in memory allow, without reading files."""
+        """Compute those of the measures that the events in memory allow, without reading a file."""
         if self._kept:
             measures = self._measures_for(measures)
             if self._kept.trace.shape_id is None:
@@ -390,22 +413,31 @@ class Run:
                 del of_file[measure]
 
     def _measure_sampled(self, measure: str) -> list[Any]:
+        """Return the results of a measure of single ranks for the ranks in those files in which it is measured."""
         self.prepare(measure)
         return [of_rank for file in self.files for of_rank in self.measured[file].get(measure, ())]
 
     def _measure(self, measure: str) -> list[Any]:
+        """Return the result of a measure for each file."""
         self.prepare(measure)
         return [self.measured[file][measure] for file in self.files]
 
 
 def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
-    """Compute several of ``report.MEASURES`` for all runs with the workers of the first run; each file is read once.
+    """Compute several measures for all runs with the workers of the first run; each file is read once.
 
-    The name of a result that is made of measures stands for these measures, unless the cache holds the result.
+    Args:
+        runs: The runs. Files that cannot be read are taken out of them, if ``workers.leave_out`` is set.
+        measures: Names in ``report.MEASURES``, or of results that are made from measures. Such a result stands for
+            these measures, unless the cache holds the result.
 
-    Returns the runs of which a file could be read. Raises TraceError if no file can be read, or if one cannot and
-    ``workers.leave_out`` is not set.
+    Returns:
+        The runs of which at least one file could be read.
+
+    Raises:
+        TraceError: No file can be read, or a file cannot be read and ``workers.leave_out`` is not set.
     """
+    # First without reading files: from the cache, and from events in memory.
     for run in runs:
         run.find_made(measures)
         run.measure_without_reading(measures)
@@ -413,7 +445,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     if not wanted:
         return list(runs)
     workers = runs[0].workers
-    if len(wanted) == 1 and len(wanted[0][0].files) == 1:
+    if len(wanted) == 1 and len(wanted[0][0].files) == 1:  # a single file: the run keeps its events
         workers = replace(workers, keep=wanted[0][0].keep)
     leave_out = workers.leave_out
     unread = {(run, file) for run, file, _ in wanted}
@@ -430,9 +462,12 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
                     raise outcome
                 else:
                     broken[run, file] = outcome
-    except KeyboardInterrupt as stop:  # with the number of a signal that is not Ctrl-C's
+    # Ctrl-C leaves out the files that were not read yet, if there are any others. A KeyboardInterrupt for another
+    # signal has its number as an argument, and ends the program.
+    except KeyboardInterrupt as stop:
         if stop.args or leave_out is None or len(unread | broken.keys()) == len(wanted):
             raise
+    # What could not be read is told once, in the order of files, and left out of the runs.
     errors = [broken[key] for key in sorted(broken, key=lambda key: key[1])]
     if len(errors) == len(wanted):
         raise errors[0]
@@ -453,9 +488,9 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
 
 
 def compare_steps(runs: Sequence[Run]) -> Waterfall:
-    """Compare each variant with the next one: which parts of a step it removed or added.
+    """Compare each variant with the next one: by how much each part of a step changed.
 
-    To estimate contention, the other runs with the same work are used, too.
+    The contention of a run is estimated from all runs with the same work.
     """
     from ddp_prof.analyze.variants.waterfall import measure_waterfall
 
@@ -464,12 +499,16 @@ def compare_steps(runs: Sequence[Run]) -> Waterfall:
 
 
 def timeline_sources(runs: Iterable[Run]) -> list[Source]:
-    """Return each file as a panel of a timeline; if several have one title, the title also names the rank."""
+    """Return each file of the runs as a panel of a timeline.
+
+    If several panels had the same title, their titles also name the rank (or the file, if the rank is not known).
+    """
     from ddp_prof.analyze.collectives.run_analysis import merge_analyses
     from ddp_prof.analyze.root_cause import explain_run
 
     sources: list[Source] = []
     for at, run in enumerate(runs):
+        # The collectives of the run, and a panel for each of its files.
         parts = list(run.events())
         measured = [measure_events(part, run.options, ("collectives",)) for part in ([] if run._analysis else parts)]
         analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
@@ -491,7 +530,7 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
 
 
 def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
-    """Put the file of the rank that arrives last first, and mark it."""
+    """Return the panels of a run with that of the rank that arrives last first, and with a caveat that says so."""
     from ddp_prof.present.headlines import late_text
 
     name = skew.latest.name if skew.latest else None
@@ -503,9 +542,10 @@ def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
 
 
 def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: RunExplanation) -> str:
-    """Describe what a run of several files would gain by hiding all communication, and why it is exposed.
+    """Return a text on how much a run of several files would gain if all communication were overlapped.
 
-    If the devices are idle for longer than that gain, the text begins with the idle time and leaves the cause out.
+    It also says why communication is exposed. If the devices are idle for longer than that gain, the text begins with
+    the idle time and leaves the cause out.
     """
     from ddp_prof.analyze.overlap import merge_ranks
     from ddp_prof.analyze.variants.comparison import compare_variants
@@ -522,9 +562,13 @@ def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: R
 def timeline_source(
     title: str, part: TraceEvents, analysis: RunAnalysis, overlap: TraceOverlap | None = None
 ) -> Source:
-    """Return a file as a panel of a timeline, with the collectives of its run.
+    """Return a file as a panel of a timeline.
 
-    ``overlap`` is the file's result if it was measured before.
+    Args:
+        title: The title of the panel.
+        part: The events of the file.
+        analysis: The collectives of all ranks of the run.
+        overlap: The overlap of the file, if it was measured before.
     """
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
@@ -543,7 +587,7 @@ def timeline_source(
     trace, ranks, explained = part.trace, [], []
     for one in part.ranks:
         rank, exposure, transfer_ns = collectives_of[trace.path, one.process, one.device]
-        if rank.reason:  # it is not known, and pages leave out parts of 0
+        if rank.reason:  # exposure is not known: it is set to 0, as pages do not show parts of 0
             exposure = Exposure(*(0 * getattr(exposure, item.name) for item in fields(exposure)))
         events = one.rekey_steps(rank.step_keys)
         ranks.append(events)
@@ -552,11 +596,12 @@ def timeline_source(
         explained.append(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
-    # What was measured has the keys that steps had in their own file.
+    # The overlap that was measured before identifies steps as in the file alone. Where the run identifies them in
+    # another way (``rekey_steps``), it must be measured again.
     is_same = all(events is rekeyed for events, rekeyed in zip(part.ranks, ranks, strict=True))
     result = overlap if overlap and is_same else measure_overlap(trace, ranks, part.diagnostics)
     cost = None
-    if analysis.files == 1 and trace.shape_id is not None:  # else the page says nothing of single files
+    if analysis.files == 1 and trace.shape_id is not None:  # the timeline of several files shows no cost of each
         cost = measure_run_cost(result, lambda: measure_contention(list(map(find_kernel_runs, ranks)))).cost
     (summary,) = compare_variants([result])
     is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
@@ -574,15 +619,16 @@ def timeline_source(
 
 
 def are_one_variant(runs: Sequence[Run]) -> bool:
-    """Whether all runs have the same variant and bucket size; also if none of them has a ``run.json``."""
+    """Return whether all runs have the same variant and bucket size, or none of them has a ``run.json``."""
     kinds = {(run.manifest.variant, run.manifest.bucket_size_mb) if run.manifest else None for run in runs}
     return len(kinds) == 1
 
 
 def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:
-    """Compare two runs of one variant: which parts of the step changed, and which collective changed most.
+    """Return how each part of the step changed between two runs of one variant, and which collective caused that.
 
-    To estimate contention, ``others`` are used, too, so that the result is the same as when all are compared.
+    Contention is estimated with the kernels of ``others``, too, so that the result is the same as when all runs are
+    compared.
     """
     from ddp_prof.analyze.variants.waterfall import compare_before_after
 

@@ -1,7 +1,7 @@
-"""Measures many reports with several workers: processes of this machine, or of a Dask scheduler.
+"""Measure many reports with several workers: processes of this machine, or of a Dask scheduler.
 
-Tasks and results travel as pickles, whose paths can have other names on the other side. The order in which workers end
-has no influence on what is made of their results.
+Tasks and results are sent as pickles, in which a path may have another name on the other machine. The order in which
+workers finish does not influence the results.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
 _LOG = logging.getLogger("ddp_prof")
 
 BYTES_PER_WORKER = 64 * 2**20
-"""Default number of bytes per worker: starting one takes half a second."""
+"""By default, there is one worker for this number of bytes, as starting a worker takes half a second."""
 LEAST_BYTES_PER_FILE = 2**20
-"""A small file takes as long as one of this size, about 25 ms: what is done once for each file takes most of it."""
+"""A smaller file counts as one of this size: it takes as long (25 ms), mostly for what is done once per file."""
 UNPACKED_TO_PACKED = 10
-"""Assumed ratio of the sizes of a trace and its packed file; measured: 10 to 25."""
+"""Assumed ratio of the size of a trace to that of its packed file; the measured ratio is 10 to 25."""
 PACKED_SUFFIXES = (".gz", *REPORT_SUFFIXES)
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_FETCH = 30
-"""How long a result that Dask calls finished may take to arrive before its task is submitted again."""
+"""How long the result of a task that Dask calls finished may take to arrive, until the task is submitted again."""
 SECONDS_WITHOUT_WORKERS = 10
+"""How long a Dask scheduler may have no worker until a note says so."""
 
 
 def _ignore(*_told: object) -> None:
-    """The default callback: does nothing, so events are dropped once they are measured."""
+    """Do nothing: the default callback. As it does not keep events, they are dropped once they are measured."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,18 @@ class Workers:
 def measure_files(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
-    """Yield (index, results by measure or TraceError) as each report finishes.
+    """Measure reports; yield the outcome of each as it is finished.
 
-    The caller must close it: it owns the processes or the scheduler's client. If the garbage collector closes it while
-    the next client is created, it waits forever for that client's lock.
+    The caller must close the generator, which owns the processes or the client of the scheduler. If it were left to the
+    garbage collector, that might close it while the next client is created, and wait forever for that client's lock.
+
+    Args:
+        files: Each report, with the names of what to measure.
+        options: How reports are read.
+        workers: The processes that read them.
+
+    Yields:
+        The position of the report in ``files``, and its results by measure, or the ``TraceError`` that stopped it.
     """
     workers.progress(0, len(files))
     jobs = workers.jobs
@@ -85,6 +94,7 @@ def measure_files(
 
 
 def _bytes_to_read(file: Path) -> int:
+    """Return the estimated size of an unpacked trace; 0 if there is no such file."""
     if not file.is_file():
         return 0
     size = file.stat().st_size * (UNPACKED_TO_PACKED if file.suffix in PACKED_SUFFIXES else 1)
@@ -94,6 +104,7 @@ def _bytes_to_read(file: Path) -> int:
 def _measure_here(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
+    """Measure reports in this process, one after the other; yields as :func:`measure_files` does."""
     for index, (file, measures) in enumerate(files):
         outcome: dict[str, Any] | TraceError
         try:
@@ -106,6 +117,7 @@ def _measure_here(
 def _measure_elsewhere(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers, processes: int
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
+    """Measure reports in other processes; yields as :func:`measure_files` does."""
     here = {str(file.absolute()): file for file, _ in files}
     tasks = [pack_task(file, measure_report, file, options, measures) for file, measures in files]
     with closing(run_tasks(tasks, workers, processes)) as outcomes:
@@ -114,9 +126,17 @@ def _measure_elsewhere(
 
 
 def run_tasks(tasks: Sequence[bytes], workers: Workers, processes: int) -> Generator[tuple[int, bytes]]:
-    """Run tasks in other processes; yield (index, what :func:`run_task` returned) as each finishes.
+    """Run tasks in other processes.
 
-    The caller must close it, as :func:`measure_files`. ``processes`` is used if there is no scheduler.
+    The caller must close the generator, see :func:`measure_files`.
+
+    Args:
+        tasks: What :func:`pack_task` returned.
+        workers: Its scheduler, if it has one, runs the tasks.
+        processes: The number of processes of this machine, if there is no scheduler.
+
+    Returns:
+        A generator that yields, as each task finishes, its position and what :func:`run_task` returned.
     """
     if workers.scheduler:
         return _run_by_scheduler(workers.scheduler, tasks)
@@ -124,10 +144,12 @@ def run_tasks(tasks: Sequence[bytes], workers: Workers, processes: int) -> Gener
 
 
 def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_in_processes(jobs: int, tasks: Sequence[bytes]) -> Generator[tuple[int, bytes]]:
+    """Run tasks in ``jobs`` processes of this machine, which are killed if the generator is closed early."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
@@ -142,14 +164,14 @@ def _run_in_processes(jobs: int, tasks: Sequence[bytes]) -> Generator[tuple[int,
             yield futures.pop(future), future.result()
     except BrokenProcessPool as error:
         raise DdpProfError("a worker process was killed, perhaps for want of memory: try --jobs 1") from error
-    finally:  # Ctrl-C ends up here, too: what is under way is of no use to anyone
+    finally:  # also after Ctrl-C: nobody needs the tasks that still run
         for process in list(pool._processes.values()):
             process.kill()
         pool.shutdown(cancel_futures=True)
 
 
 def _start_worker(log_level: int) -> None:
-    """Ignore Ctrl-C, which the parent handles, and exit if the parent exits."""
+    """Prepare a worker process: log as the parent does, ignore Ctrl-C, which the parent handles, and end with it."""
     import signal
 
     logging.basicConfig(format="%(message)s")
@@ -159,6 +181,7 @@ def _start_worker(log_level: int) -> None:
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent process ends, and then end this process; runs in a thread of a worker."""
     from multiprocessing import parent_process
 
     if parent := parent_process():
@@ -167,7 +190,18 @@ def _end_with_parent() -> None:
 
 
 def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple[int, bytes]]:
-    """Run tasks with Dask, which retries a task if its worker is lost."""
+    """Run tasks with Dask, which repeats a task if its worker is lost.
+
+    Args:
+        scheduler: Address of the scheduler, or a file that holds it.
+        tasks: The tasks.
+
+    Yields:
+        The position and the result of each task as it finishes.
+
+    Raises:
+        DdpProfError: Dask is not installed, there is no such scheduler, or several workers ended over one task.
+    """
     try:
         from distributed import Client, KilledWorker, as_completed
         from distributed import TimeoutError as DaskTimeoutError  # before Python 3.11 not the built-in one
@@ -180,6 +214,7 @@ def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple
         raise DdpProfError(
             f"no Dask scheduler at {scheduler} ({error}): start one with 'dask scheduler', workers with 'dask worker'"
         ) from error
+    # ``patience``: for how many seconds the result of each task is waited for, until it is submitted again.
     done = Event()
     with client:
         Thread(target=_warn_no_workers, args=(client, scheduler, done), daemon=True).start()
@@ -217,18 +252,22 @@ def _warn_no_workers(client: Any, scheduler: str, done: Event) -> None:
 
 
 def own_version() -> str:
+    """Return the installed version of ddp_prof."""
     from importlib.metadata import version
 
     return version("ddp-prof")
 
 
 def pack_task(path: Path, work: Callable[..., Any], *arguments: Any) -> bytes:
-    """Pack a call about a report for a worker, which must have the same version of ddp_prof."""
+    """Return the call ``work(*arguments)`` about a report as bytes, for a worker with the same version of ddp_prof.
+
+    The call is pickled by itself: a worker of another version can read the path and the version without it.
+    """
     return pickle_with_names((path, own_version(), pickle_with_names((work, arguments))))
 
 
 def run_task(task: bytes) -> bytes:
-    """Pickle the result of the call that :func:`pack_task` packed, or the ``TraceError`` that stopped it."""
+    """Make the call that :func:`pack_task` packed; return its result, or the ``TraceError`` that ended it, as bytes."""
     path, version, call = unpickle_with_names(task)
     if version != (installed := own_version()):
         reason = f"the worker has ddp_prof {installed}, and this program {version}"

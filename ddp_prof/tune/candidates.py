@@ -1,4 +1,4 @@
-"""What is worth trying: what the doctor's findings and the bounds of one capture of the program leave."""
+"""Chooses what is worth trying, by the doctor's findings and the bounds on gains in one capture of the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_prof.tune.recorded import record
 from ddp_prof.tune.tries import TODAY, Try, parse_tries
 
 OF_SCHEDULE = ("bucket_cap_mb=5,50,100",)
-"""Tries that change when gradients are sent: worth it only if enough of the step waits for communication."""
+"""Tries that change when gradients are sent. They are worth it only if enough of the step waits for communication."""
 OF_FINDINGS = {
     "one collective per parameter": ("bucket_cap_mb=25",),
     "one bucket for all gradients": ("bucket_cap_mb=5,25",),
@@ -25,25 +25,36 @@ OF_FINDINGS = {
     "vote on unused parameters": ("find_unused_parameters=false",),
     "single hardware queue": ("CUDA_DEVICE_MAX_CONNECTIONS=8",),
 }
-"""Findings of the doctor that a setting answers, which changes no result; others need a change of the program."""
+"""For a finding of the doctor, the tries that may remove its cost without a change of results.
+
+All other findings need a change of the program.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is worth trying, and a sentence on each reason."""
+    """What is worth trying, and the reasons, one line each."""
 
     tries: tuple[Try, ...]
     reasons: tuple[str, ...]
 
     def that_fit_in_process(self) -> Candidates:
-        """Return those that can be set between two steps, and say which are left out."""
+        """Return only the tries that can be set between two steps, with a reason that names the other tries."""
         left = ", ".join(tried.label for tried in self.tries if not tried.fits_in_process)
         fitting = tuple(tried for tried in self.tries if tried.fits_in_process)
         return Candidates(fitting, (*self.reasons, *([f"left out, for --in-process: {left}"] if left else [])))
 
 
 def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, worth: float) -> Candidates:
-    """Choose by what costs at least ``worth`` of a step; what a finding costs may be unknown, then it is tried."""
+    """Return the tries that may gain at least the fraction ``worth`` of a step.
+
+    Args:
+        diagnosis: The doctor's findings. If it is unknown what a finding costs, it is tried.
+        bounds: How much a better schedule could gain at most.
+        step_ns: Length of a step; ``None`` if not known.
+        worth: The smallest gain that is worth having, as a fraction of a step.
+    """
+    # Settings that answer findings.
     texts: list[str] = []
     reasons: list[str] = []
     for finding in diagnosis.findings:
@@ -52,6 +63,7 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
             texts += OF_FINDINGS[finding.rule]
             cost = "" if share is None else f", at most {100 * share:.1f} % of a step"
             reasons.append(f"{finding.rule}{cost}: {' and '.join(OF_FINDINGS[finding.rule])}")
+    # Bucket sizes, unless no schedule could gain enough.
     if bounds.schedule_ns is None or not step_ns:
         texts += OF_SCHEDULE
         reasons.append(f"what waits for communication is not known: {' and '.join(OF_SCHEDULE)}")
@@ -69,15 +81,24 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
 def find_candidates(
     program: Program, store: Path, folder: Path, environ: Mapping[str, str], worth: float
 ) -> Candidates:
-    """Capture the program once, or read the capture that is there, and choose.
+    """Capture the program once, or read the capture that is there, and return what is worth trying.
 
-    Raises WorkloadError if it cannot be captured, TraceError if the capture cannot be read.
+    Args:
+        program: The program.
+        store: The file of the tuning; captures lie beside it.
+        folder: Where the program is started.
+        environ: Its environment.
+        worth: The smallest gain that is worth having, as a fraction of a step.
+
+    Raises:
+        WorkloadError: The program cannot be captured.
+        TraceError: The capture cannot be read.
     """
     files = record(program, TODAY, store, folder, environ)
     return choose_for(load_runs(files, LoadOptions(one_run=True), measures=SUMMARY)[0], worth)
 
 
 def choose_for(run: Run, worth: float) -> Candidates:
-    """Choose by a run that was recorded."""
+    """Return what is worth trying by a captured run; ``worth`` is as in :func:`find_candidates`."""
     (summary,) = compare_variants([run.overlap()])
     return choose_tries(run.doctor(), run.cost().bounds, summary.communicating_step_ns, worth)

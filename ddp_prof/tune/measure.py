@@ -1,4 +1,4 @@
-"""One run of the unchanged program with the settings of a try, and what its ranks wrote."""
+"""Runs the unchanged program once with the settings of a try, and reads what its ranks wrote."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from ddp_prof.errors import OutOfMemoryError, WorkloadError, printable
 from ddp_prof.tune.tries import DDP, TODAY, Setting, Try, Value
 
 TRIAL_VARIABLE = "DDP_PROF_TRIAL"
+"""Environment variable with the settings and the number of steps for the ranks, as JSON."""
 TUNE_VARIABLE = "DDP_PROF_TUNE"
-"""Set in the program's environment, so that it can leave out what a run of some steps should not do."""
+"""Environment variable that is 1 in the program, so that it can leave out what a run of a few steps should not do."""
 SETTLING = 3
 """Steps at the beginning of a block that are not measured."""
 WORDS_FOR_MEMORY = ("out of memory", "OutOfMemoryError", "ENOMEM", "can't allocate memory")
+"""Words in the output of a program that lacked memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A scalar on which a rank called ``backward``.
+    """A loss: a scalar on which a rank called ``backward``.
 
     Attributes:
-        step: How many steps of the optimizer were done before.
-        value: ``None`` if it is not finite.
-        precision: Distance from 1 to the next number of its type.
+        step: How many steps the optimizer had made before.
+        value: The loss; ``None`` if it is not finite.
+        precision: Distance from 1 to the next larger number of its data type.
     """
 
     step: int
@@ -43,7 +45,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A ``DistributedDataParallel`` or ``fully_shard`` as the program made it, without what the try changes."""
+    """A call of ``DistributedDataParallel`` or ``fully_shard`` (``what``) by the program.
+
+    ``arguments`` are those that the program passed, before the try changed any.
+    """
 
     what: str
     arguments: dict[str, Value]
@@ -51,10 +56,13 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """What a rank wrote; times in nanoseconds, of the steps after warm-up.
+    """What a rank wrote at the end of its run.
 
     Attributes:
-        done: Steps of the optimizer from the first sign of training to the end.
+        done: Number of steps of the optimizer, from the first sign of training to the end.
+        made: The calls of ``DistributedDataParallel`` and ``fully_shard``.
+        step_ns: Length of each step after warm-up, in nanoseconds.
+        losses: The losses, in the order in which the rank computed them.
     """
 
     rank: int
@@ -70,7 +78,11 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run that ended in order. ``step_ns`` are means over the ranks; ``ranks`` are in the order of their numbers."""
+    """The result of a run that ended in order.
+
+    ``step_ns`` is the length of each measured step, as the mean over the ranks; ``ranks`` holds what each rank wrote,
+    by rank.
+    """
 
     step_ns: tuple[float, ...]
     ranks: tuple[RankFile, ...]
@@ -82,7 +94,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A run in which settings changed between blocks of steps: the measured steps of each block, as in Measured."""
+    """The result of a run in which settings changed between blocks of steps.
+
+    ``step_ns`` holds for each block the lengths of its measured steps, as in :class:`Measured`.
+    """
 
     ranks: tuple[RankFile, ...]
     step_ns: tuple[tuple[float, ...], ...]
@@ -90,13 +105,14 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program and how long it runs in a try.
+    """The program, and how many steps it makes in a run.
 
     Attributes:
-        warmup: Steps of the optimizer before the first that is measured, at least 1.
-        steps: Measured steps.
-        is_recorded: Whether ``command`` records it, so that it is marked as well.
-        in_process: Whether tries are blocks of steps of one run, instead of a run each.
+        command: Its command line.
+        warmup: Steps of the optimizer before the first step that is measured, at least 1.
+        steps: Number of measured steps.
+        is_recorded: Whether ``command`` contains a recorder; then the program is also marked with ranges.
+        in_process: Whether all tries are blocks of steps in one run, instead of one run for each try.
     """
 
     command: tuple[str, ...]
@@ -108,7 +124,14 @@ class Program:
     def variables(
         self, tried: Try, folder: Path, environ: Mapping[str, str], blocks: Sequence[Mapping[str, Value]] = ()
     ) -> dict[str, str]:
-        """Return what the environment of a run has beside ``environ``; the ranks' files go into ``folder``."""
+        """Return the environment variables of a run that are to be added to ``environ``.
+
+        Args:
+            tried: The settings of the run.
+            folder: Where the ranks write their files.
+            environ: The environment to which the variables are added.
+            blocks: For a run of blocks, the arguments of ``DistributedDataParallel`` in each block.
+        """
         trial = {
             "folder": str(folder),
             "warmup": self.warmup,
@@ -122,31 +145,36 @@ class Program:
         return {**injection(environ), **own, **tried.environment}
 
     def shown(self, tried: Try) -> str:
-        """Return the command line of a try as one would write it, for people."""
+        """Return the command line of the program with a try, for people to read.
+
+        Arguments of torch, which are no part of a command line, follow in a comment.
+        """
+        # The line of a try with only the arguments of torch, without the environment variables; empty without any.
         arguments = " and ".join(filter(None, (Try(tuple(s for s in tried.settings if s.of)).line,)))
         words = [f"{name}={value}" for name, value in tried.environment.items()]
         line = shlex.join([*words, *self.command])
         return f"{line}  # with {arguments}" if arguments else line
 
     def refuse_parts(self, environ: Mapping[str, str]) -> None:
-        """Raise WorkloadError where this process would start only a part of the job."""
+        """Raise WorkloadError if this process would start only a part of the job's ranks."""
         if file_suffix(self.command, environ):
             raise WorkloadError(
                 "tune starts all ranks itself, on one machine: run it outside of other launchers, without --nnodes"
             )
 
     def measure(self, tried: Try, environ: Mapping[str, str], limit_s: int | None = None) -> Measured:
-        """Run it once, for at most ``limit_s`` seconds.
+        """Run the program once with a try, for at most ``limit_s`` seconds, and return what was measured.
 
-        Raises WorkloadError, which says why, if it fails, hangs, or ends before its last step; OutOfMemoryError if it
-        is known to lack memory.
+        Raises WorkloadError, with the reason, if the program fails, takes too long, or ends before its last step;
+        OutOfMemoryError if its output says that it lacked memory.
         """
         return self.check(self._run(tried, (), environ, limit_s), tried)
 
     def measure_blocks(self, tries: Sequence[Try], environ: Mapping[str, str], limit_s: int | None = None) -> Blocks:
-        """Run it once, with a block of steps for each of ``tries``; raises as :meth:`measure`.
+        """Run the program once, with a block of steps for each of ``tries``, in this order; raises as :meth:`measure`.
 
-        A block begins with :data:`SETTLING` steps that are not measured: a new reducer orders its buckets in the first.
+        A block begins with :data:`SETTLING` steps that are not measured, because a new reducer of DDP still orders its
+        buckets in the first of them.
         """
         length = SETTLING + self.steps
         whole = replace(self, steps=length * len(tries))
@@ -158,12 +186,13 @@ class Program:
                 "blocks in one process need: give fewer --steps or tries, or leave out --in-process"
             )
         found = whole.check(files, TODAY)
-        begins = range(SETTLING, whole.steps, length)
+        begins = range(SETTLING, whole.steps, length)  # the first measured step of each block
         return Blocks(found.ranks, tuple(found.step_ns[at : at + self.steps] for at in begins))
 
     def _run(
         self, tried: Try, blocks: Sequence[Mapping[str, Value]], environ: Mapping[str, str], limit_s: int | None
     ) -> list[RankFile]:
+        """Run the program and return what its ranks wrote; raises as :meth:`measure`."""
         with scratch_folder() as scratch:
             folder, log = scratch / "ranks", scratch / "output"
             folder.mkdir()
@@ -179,11 +208,16 @@ class Program:
             return _read_files(folder)
 
     def check(self, files: Sequence[RankFile], tried: Try) -> Measured:
-        """Return what the ranks measured; raise WorkloadError if that is not what was asked for."""
+        """Return what the ranks measured, from their files.
+
+        Raises WorkloadError if steps or ranks are missing, or if the program makes no call that takes the settings of
+        ``tried``.
+        """
         if not files:
             raise WorkloadError("no rank trained: neither DistributedDataParallel, fully_shard nor backward() was seen")
         ranks = sorted(files, key=lambda file: file.rank)
         done = min(file.done for file in ranks)
+        # Steps are missing: say which numbers of steps the program would reach.
         if any(len(file.step_ns) != self.steps for file in ranks):
             if not done:
                 raise WorkloadError("no step of an optimizer of torch was seen")
@@ -193,6 +227,7 @@ class Program:
             raise WorkloadError(f"it ends by itself after {done} optimizer steps of {self.warmup + self.steps}: {hint}")
         if [file.rank for file in ranks] != [*range(ranks[0].world)]:
             raise WorkloadError(f"{len(ranks)} of {ranks[0].world} ranks ended in order")
+        # A setting that no call takes would change nothing.
         for setting in tried.settings:
             if setting.of and not any(_takes(made, setting) for file in ranks for made in file.made):
                 what = "DistributedDataParallel" if setting.of == DDP else "fully_shard of torch.distributed.fsdp"
@@ -201,7 +236,7 @@ class Program:
 
 
 def is_todays(setting: Setting, made: Sequence[Made], environ: Mapping[str, str]) -> bool:
-    """Whether a program that ``made`` these, in this environment, has a setting already."""
+    """Whether the program has a setting already, by its calls (``made``) and its environment."""
     if not setting.of:
         return environ.get(setting.name) == setting.value
     own = [one for one in made if _takes(one, setting)]
@@ -211,18 +246,22 @@ def is_todays(setting: Setting, made: Sequence[Made], environ: Mapping[str, str]
 
 
 def _takes(made: Made, setting: Setting) -> bool:
+    """Whether a call is the one that takes a setting."""
     return made.what == ("DistributedDataParallel" if setting.of == DDP else "fully_shard")
 
 
 def _error_of_rank(text: str) -> str | None:
-    """Return what ended the first rank: a signal, which only torchrun knows, or the first line that ends an exception.
+    """Return why a rank failed, from the output of the program; ``None`` if the output does not say.
 
-    Other ranks may raise an exception because of the signal; torchrun's own exception, which follows, says less.
+    If a signal ended a rank, only torchrun says so, and other ranks may raise an exception because of that. Otherwise
+    it is the last line of the first traceback. Torchrun's own exception follows it and says less.
     """
+    # In torchrun's report an exit code of -9 is signal 9.
     killed = re.search(r"^Root Cause .*?^\s*exitcode\s*: -(\d+)\b", text, flags=re.MULTILINE | re.DOTALL)
     if killed and int(killed[1]) in set(signal.Signals):
         name = signal.Signals(int(killed[1])).name
         return f"a rank was ended by {name}" + (", as a machine does that lacks memory" if name == "SIGKILL" else "")
+    # Last lines of tracebacks, which may begin with ``[rank0]:``, and Python's message about a missing file.
     lines = re.findall(r"^(?:\[\w+\]:)?\s*((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", text, flags=re.MULTILINE)
     lines += re.findall(r"^.*: (can't open file .*)$", text, flags=re.MULTILINE)
     own = [line for line in lines if "ChildFailedError" not in line and "elastic" not in line]
@@ -230,6 +269,7 @@ def _error_of_rank(text: str) -> str | None:
 
 
 def _read_files(folder: Path) -> list[RankFile]:
+    """Return what the ranks wrote into a folder; raise WorkloadError if a file cannot be read."""
     try:
         return [convert(json.loads(path.read_text(encoding="utf-8")), RankFile) for path in folder.glob("*.json")]
     except (ValueError, ValidationError) as error:

@@ -1,4 +1,4 @@
-"""The result of a tuning as a page: what to write, the gain of each try with its interval, the rounds, and why."""
+"""Writes the result of a tuning as an HTML page: what to write, the gain of each try, the rounds, and why."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ from ddp_prof.tune.verdicts import Verdict
 from ddp_prof.tune.why import Why
 
 _MOST_MARKS = 10
-"""Rounds that an axis names; Plotly's own marks lie between rounds, too, and repeat their numbers."""
+"""The most rounds that an axis names. Plotly's own marks would also lie between rounds and repeat numbers."""
 
 
 def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> None:
-    """Write the page, which works offline; ``why`` adds the captures of today and of the best try, compared."""
+    """Write the page, which works offline.
+
+    With ``why`` it also compares the captures of today's settings and of the best try.
+    """
     rows = rows_of(tuning)
     heading, *more = conclusion_of(tuning)
     heading = heading[:1].upper() + heading[1:]
@@ -54,6 +57,7 @@ def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> Non
 
 
 def _facts(tuning: Tuning) -> list[tuple[str, str]]:
+    """Return names and texts of what was run: program, steps, runs, limit and place."""
     program = tuning.program
     ran = [trial for trial in tuning.trials if trial.round]
     return [
@@ -66,14 +70,14 @@ def _facts(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _why_values(why: Why) -> Mapping[str, Any]:
-    """What the template shows of the captures, as ``ddp-prof compare`` does."""
+    """Return what the template shows of the two captures: sentences on the gain, and the tables of ``compare``."""
     view = why_view(why)
     summaries = compare_variants([run.overlap() for run in why.runs])
     compared = compare_rows(summaries, [run.cost() for run in why.runs])
     changes = changes_between(*why.runs) if are_one_variant(why.runs) else ()
     changed = change_rows(changes)
     return {
-        "story": view.title.splitlines()[1:],
+        "story": view.title.splitlines()[1:],  # without the first line, a heading
         "foreseen": _table(view.rows, view.notes[0]),
         "changed": changed_text(changes) if changes else "",
         "changes": _table(changed, HOW_TO_READ_CHANGES),
@@ -82,20 +86,22 @@ def _why_values(why: Why) -> Mapping[str, Any]:
 
 
 def _table(rows: Sequence[Row], caption: str) -> Mapping[str, Any]:
-    """Rows with those of their columns in which something is known."""
+    """Return a table for the template, without columns in which no row has a value."""
     columns = [one for one in columns_of(rows) if any(row[one.key] is not None for row in rows)]
     return {"rows": rows, "columns": columns, "caption": caption}
 
 
 def draw_gains(tuning: Tuning) -> Chart:
-    """Draw a row per try: its gain and interval; a filled mark is decided, the band is what is too little to be worth.
+    """Return a figure with a row for each try: a mark at its gain, and its interval as a bar.
 
-    A gain without an interval, of few pairs, is a mark alone; a try without a pair has an empty row.
+    A filled mark is a try that is decided. The band around 0 contains gains that are too small to be worth having. With
+    few pairs a gain has no interval; a try without a pair has an empty row.
     """
     verdicts, worth = tuning.verdicts, 100 * tuning.limits.worth
     known = [(at, each, each.gain) for at, each in enumerate(verdicts) if each.gain]
     with_interval = [one for one in known if one[2].low is not None and one[2].high is not None]
-    alone = [one for one in known if one not in with_interval]  # a bar of no length has ends that can be seen
+    # Drawn apart: even a bar of length 0 would show its two ends.
+    alone = [one for one in known if one not in with_interval]
     traces = [_gain_marks(gains, tuning.limits.worth) for gains in (with_interval, alone) if gains]
     if with_interval:
         traces[0]["error_x"] = {
@@ -117,7 +123,7 @@ def draw_gains(tuning: Tuning) -> Chart:
 
 
 def _gain_marks(gains: Sequence[tuple[int, Verdict, Gain]], worth: float) -> dict[str, Any]:
-    """Return the marks of tries, each with the row that it is in."""
+    """Return Plotly's trace of the marks of tries; each of ``gains`` is the try's row, verdict and gain."""
     return {
         "type": "scatter", "mode": "markers", "showlegend": False,
         "x": [in_percent(gain.value) for _, _, gain in gains], "y": [at for at, _, _ in gains],
@@ -135,7 +141,10 @@ def _row_label(verdict: Verdict) -> str:
 
 
 def draw_rounds(tuning: Tuning) -> Chart:
-    """Draw the median step of each run by rounds: what disturbs a round meets all its runs."""
+    """Return a figure of the median step of each run over the rounds, one line for each try.
+
+    What disturbs a round shows in all of its runs.
+    """
     labels = [TODAY.label, *(each.tried.label for each in tuning.verdicts)]
     dashes = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
     symbols = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")

@@ -1,6 +1,7 @@
-"""One capture of the program with the settings of a try: marked and recorded for some steps, and ended in order.
+"""Captures the program once with the settings of a try: it is marked and recorded for some steps, then ended.
 
-Captures stay beside the store, for the commands that read captures; one that is there is not made again.
+Captures stay beside the file of the tuning (the store), where other commands can read them. A capture that is there is
+not made again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,19 @@ RECORDED_STEPS = 10
 
 
 def record(program: Program, tried: Try, store: Path, folder: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return the traces of the program, started in ``folder``, with the settings of a try.
+    """Return the traces of a capture of the program with the settings of a try; make it if it is not there.
 
-    Raises WorkloadError if it fails, or ends before its last step, or no rank is recorded.
+    Args:
+        program: The program.
+        tried: The settings.
+        store: The file of the tuning, beside which the captures lie.
+        folder: Where the program is started.
+        environ: Its environment.
+
+    Raises:
+        WorkloadError: The program fails, or ends before its last step, or no rank is recorded.
     """
+    # The name of the folder is a digest, so another program, or a changed script, has another folder.
     known = json.dumps([program.command, program.warmup, digest_scripts(program.command, folder)])
     name = re.sub(r"[^\w.=+-]", "_", tried.label)
     target = store.absolute().with_suffix("") / sha256(known.encode()).hexdigest()[:8] / name

@@ -1,4 +1,4 @@
-"""What ``ddp-prof tune`` says: a sentence and a row for each try, the line to write, and the plan of the runs."""
+"""Makes the texts of ``ddp-prof tune``: a sentence and a row for each try, the line to write, the plan of the runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IN_PROCESS = (
     "compared by one run by itself, of each try that is faster"
 )
 SPREADS = (0.003, 0.01, 0.03)
-"""Of pairs, for a plan where none is known: a quiet GPU, a quiet CPU, a machine with other work."""
+"""Spreads of pairs for a plan before any pair is known: of a quiet GPU, a quiet CPU and a machine with other work."""
 LOSSES = {
     SAME: "same losses",
     VARY: "its losses vary from run to run, so they tell nothing: seed the program",
@@ -51,7 +51,10 @@ CHANGES_NUMERICS = "but it changes the gradients: so few steps do not show what 
 
 
 def sentence_of(verdict: Verdict, worth: float) -> str:
-    """One sentence on a try, with its interval."""
+    """Return a sentence on a try, with the interval of its gain.
+
+    ``worth`` is the smallest gain that is worth having, as a fraction of a step.
+    """
     label, gain = verdict.tried.label, verdict.gain
     if verdict.outcome == TODAYS:
         return f"{label}: the program has it already"
@@ -65,6 +68,7 @@ def sentence_of(verdict: Verdict, worth: float) -> str:
         return f"{label}: {_percent(-gain.value)} slower ({_interval(gain, sign=-1)})"
     if verdict.outcome == EQUAL:
         return f"{label}: no difference of {_percent(worth)} or more (gain {_interval(gain)})"
+    # It cannot be told: say what more rounds could show.
     could = ""
     if verdict.more and verdict.could_show is not None:
         could = f"; {verdict.more} more rounds could show {_percent(verdict.could_show)}"
@@ -73,6 +77,7 @@ def sentence_of(verdict: Verdict, worth: float) -> str:
 
 
 def _losses(verdict: Verdict) -> str:
+    """Return the end of a sentence: whether the try changes losses or gradients."""
     if verdict.losses == CHANGED:
         by = "" if verdict.loss_difference is None else f" by {verdict.loss_difference:.1g} of their size"
         return f"but its losses differ{by}: not recommended"
@@ -85,12 +90,13 @@ def _percent(share: float) -> str:
 
 
 def _interval(gain: Gain, sign: int = 1) -> str:
+    """Return the interval of a gain in per cent, ``1.2 to 2.5``; with ``sign=-1`` that of the loss."""
     ends = sorted(100 * sign * end for end in (gain.low, gain.high) if end is not None)
     return f"{ends[0]:.1f} to {ends[1]:.1f}"
 
 
 def conclusion_of(tuning: Tuning) -> list[str]:
-    """The line to write, or why there is none."""
+    """Return lines that say what to write for the best try, or that there is nothing to write, and what else may do."""
     best = tuning.best
     numeric = [
         f"only if the training allows other gradients: {verdict.tried.line}"
@@ -108,11 +114,12 @@ def conclusion_of(tuning: Tuning) -> list[str]:
 
 
 def sentences_of(tuning: Tuning) -> list[str]:
-    """A sentence on each try, and the conclusion."""
+    """Return a sentence on each try, then the lines of the conclusion."""
     return [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *conclusion_of(tuning)]
 
 
 def place_of(tuning: Tuning) -> str:
+    """Return where the tuning ran: number of ranks, backend, device and version of torch."""
     today = tuning.today
     ranks = count_noun(today.world or 0, "rank")
     return " · ".join(filter(None, (ranks, today.backend, today.device, f"torch {today.torch}")))
@@ -123,6 +130,7 @@ def rows_of(tuning: Tuning) -> list[Row]:
 
 
 def tuning_view(tuning: Tuning, why: Why | None = None) -> TableView:
+    """Return the result as sentences, a table with notes, and a JSON document."""
     notes = [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}", place_of(tuning)]
     notes += [IN_PROCESS] if tuning.program.in_process else []
     said = map(printable, sentences_of(tuning))
@@ -139,27 +147,28 @@ AGREES = {
     WITHIN: ("within that", "the intervals overlap"),
     UNKNOWN: ("", ""),
 }
-"""Words for how what was measured lies to a bound, and to an expectation."""
+"""For each result of a comparison with the measured gain, the words for a bound and the words for an expectation."""
 
 
 def foreseen_text(foreseen: Foreseen, measured: Gain) -> str | None:
-    """One sentence on what was foreseen beside what was measured; ``None`` if nothing is known."""
+    """Return a sentence that compares what was foreseen with what was measured; ``None`` if nothing was foreseen."""
     if foreseen.gain is None:
         return None
     foretold = _with_interval(foreseen.gain, foreseen.low, foreseen.high)
     said = f"{foreseen.source}: {'at most ' if foreseen.is_bound else ''}{foretold}"
-    agrees = AGREES[foreseen.compare(measured)][not foreseen.is_bound]
+    agrees = AGREES[foreseen.compare(measured)][not foreseen.is_bound]  # False is index 0: the words for a bound
     found = _with_interval(measured.value, measured.low, measured.high)
     return f"{said}; measured {found}" + (f": {agrees}" if agrees else "")
 
 
 def _with_interval(share: float, low: float | None, high: float | None) -> str:
+    """Return a fraction in per cent, with its interval if there is one: ``2.1 % (1.8 to 2.4)``."""
     known = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
     return f"{_percent(share)}{known}"
 
 
 def why_view(why: Why) -> TableView:
-    """Tell what was foreseen of the best try's gain beside what was measured: a row for each source."""
+    """Return a table of the best try's gain: first as measured, then as each source foresaw it."""
     said = [text for one in why.foreseen if (text := foreseen_text(one, why.measured))]
     measured = {
         "source": f"measured, {count_noun(why.measured.pairs, 'pair')}",
@@ -183,12 +192,13 @@ def why_view(why: Why) -> TableView:
 
 
 def nothing_view(reasons: Sequence[str]) -> TableView:
-    """Why there is nothing to try."""
+    """Return what is shown if there is nothing to try: the reasons."""
     document = {"schema": SCHEMA, "tries": [], "recommended": None, "write": None, "ended": "; ".join(reasons)}
     return TableView("", [], [printable(reason) for reason in reasons], document)
 
 
 def _today_row(tuning: Tuning) -> Row:
+    """Return the row of today's settings, which have no gain."""
     return {
         "try": TODAY.label,
         "outcome": None,
@@ -201,6 +211,7 @@ def _today_row(tuning: Tuning) -> Row:
 
 
 def _row(verdict: Verdict) -> Row:
+    """Return the row of a try."""
     gain = verdict.gain
     return {
         "try": verdict.tried.label,
@@ -216,6 +227,7 @@ def _row(verdict: Verdict) -> Row:
 
 
 def _document(tuning: Tuning, why: Why | None) -> dict[str, Any]:
+    """Return the JSON document of a tuning; keys may be added to it, never renamed."""
     today, best = tuning.today, tuning.best
     return {
         "schema": SCHEMA,
@@ -239,6 +251,7 @@ def _document(tuning: Tuning, why: Why | None) -> dict[str, Any]:
 
 
 def _try_document(verdict: Verdict, worth: float) -> dict[str, Any]:
+    """Return the part of the JSON document about one try."""
     gain = verdict.gain
     return {
         "try": verdict.tried.label,
@@ -261,9 +274,15 @@ def _try_document(verdict: Verdict, worth: float) -> dict[str, Any]:
 
 
 def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> list[str]:
-    """What a tuning would take and could show: ``first`` is a run with today's settings, ``verdicts`` what is known."""
+    """Return lines about how long a tuning would take and which gains it could show.
+
+    Args:
+        limits: When it ends.
+        first: A run with today's settings, which tells how long a run takes.
+        verdicts: What is known of each try already.
+    """
     counted = [verdict for verdict in verdicts if verdict.outcome != TODAYS]
-    runs = len(counted) + 1
+    runs = len(counted) + 1  # of a round: the tries and today's settings
     rounds = min(limits.rounds, int(60 * limits.minutes / (runs * first.wall_s)))
     most = f"at most {rounds} rounds, {rounds * runs} runs, {rounds * runs * first.wall_s / 60:.0f} minutes"
     lines = [
@@ -274,6 +293,7 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
         minutes = LEAST_PAIRS * runs * first.wall_s / 60
         lines.append(f"too few: a verdict needs {LEAST_PAIRS} rounds, which take {minutes:.0f} minutes")
         return lines
+    # What could be shown: by the spread of the pairs that are known, else by typical spreads.
     known = [verdict.gain.spread for verdict in counted if verdict.gain and verdict.gain.spread is not None]
     for spread in [max(known)] if known else SPREADS:
         shown = smallest_shown(spread, rounds, len(counted))
@@ -283,7 +303,7 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
 
 
 def warning_of(limits: Limits, program: Program) -> str:
-    """What a program should know before it is started many times."""
+    """Return a line for users whose program writes files: how often it is started, and what it should leave out."""
     often = f"once per try in each of up to {limits.rounds} rounds"
     if program.in_process:
         often = (

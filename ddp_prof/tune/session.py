@@ -1,4 +1,4 @@
-"""Runs the tries in turns with today's settings until each is decided, or the rounds or minutes are used up.
+"""Runs the tries in turns with today's settings until each try is decided, or the rounds or minutes are used up.
 
 round 0   today                                 fills caches; shows what is set today, and how long a run takes
 round 1   today  A  C  B                        in an order that is drawn, so that no try has a place of its own
@@ -24,12 +24,13 @@ from ddp_prof.tune.tries import TODAY, Try
 from ddp_prof.tune.verdicts import TODAYS, Verdict, best_of, judge
 
 Measure = Callable[[Try, int], Measured]
-"""Runs the program with a try, for at most so many seconds; raises WorkloadError if it fails."""
+"""A function that runs the program with a try, for at most a number of seconds; raises WorkloadError if it fails."""
 MeasureBlocks = Callable[[Sequence[Try], int], Blocks]
-"""Runs the program once with a block of steps for each try, for at most so many seconds; raises as :data:`Measure`."""
+"""A function that runs the program once with a block of steps for each try; all else is as in :data:`Measure`."""
 LEAST_LIMIT_S = 120
+"""A run may always take this many seconds."""
 TIMES_LONGEST = 5
-"""A run that takes so many times as long as the longest with today's settings hangs."""
+"""A run that takes this many times as long as the longest run with today's settings counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,9 @@ class Limits:
     """When a tuning ends.
 
     Attributes:
-        minutes: Of this command; it starts no round that it would not finish.
-        worth: The share of a step (0.01: 1 %) below which a gain is none.
+        rounds: The most rounds.
+        minutes: The most minutes that the command may take; it starts no round that it would not finish.
+        worth: The smallest gain that is worth having, as a fraction of a step (0.01: 1 %).
     """
 
     rounds: int = 20
@@ -48,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The result: a verdict for each try, in their order, and why it ended."""
+    """The result of a tuning: a verdict for each try, in the order of the tries, all runs, and why it ended."""
 
     program: Program
     verdicts: tuple[Verdict, ...]
@@ -66,18 +68,35 @@ class Tuning:
 
     @property
     def today(self) -> Trial:
-        """The run of round 0."""
+        """The run of round 0, with today's settings."""
         return self.trials[0]
 
     @property
     def today_ns(self) -> float:
-        """Median over the runs with today's settings, of pairs if there are any, of each run's median step."""
+        """The median over the runs with today's settings of each run's median step.
+
+        The run of round 0 counts only if there is no other.
+        """
         own = [trial for trial in self.trials if trial.tried == TODAY.label]
         return median(length for trial in own[1:] or own if (length := trial.median_ns))
 
 
 class Session:
-    """One tuning: what is known of it, from the store and from its own runs."""
+    """One tuning while it goes on.
+
+    Args:
+        program: The program.
+        tries: What to try.
+        measure: Runs the program with a try.
+        store: The file with the runs of this tuning; runs that it has already are not repeated.
+        limits: When to end.
+        environ: The environment of the program.
+        report: Called with a line about each run and each round.
+        clock: Returns seconds; a test passes its own.
+
+    Attributes:
+        trials: The runs that count so far.
+    """
 
     def __init__(
         self,
@@ -97,20 +116,25 @@ class Session:
         self._kept = {(trial.round, trial.tried): trial for trial in store.load()}
 
     def run(self) -> Tuning:
-        """Run rounds to the end; raises WorkloadError if the program fails with today's settings."""
+        """Run rounds until the tuning ends, and return its result.
+
+        Raises WorkloadError if the program fails with today's settings.
+        """
         self.run_today()
         ended, verdicts = "all tries are decided", self.verdicts()
+        # Each round measures today's settings and the tries that are not decided.
         while wanted := [verdict.tried for verdict in verdicts if verdict.is_open]:
             number = max(trial.round for trial in self.trials) + 1
             if number > self.limits.rounds:
                 ended = f"{self.limits.rounds} rounds are done (--rounds)"
                 break
             turns = self._draw_turns(number, wanted)
+            # A round that the store has completely is taken from there.
             is_kept = all((number, tried.label) in self._kept for tried in turns)
             if not is_kept and not self._has_time_for(turns):
                 ended = f"the next round would not end within {self.limits.minutes:g} minutes (--minutes)"
                 break
-            # One that was interrupted is run again as a whole, since its runs must be near in time.
+            # A round that was interrupted is run again as a whole, since its runs must be near in time.
             self.trials += [self._kept[number, one.label] for one in turns] if is_kept else self._round(number, turns)
             verdicts = self.verdicts()
             if not is_kept:
@@ -120,14 +144,14 @@ class Session:
         return Tuning(self.program, tuple(verdicts), tuple(self.trials), self.limits, ended)
 
     def run_today(self) -> Trial:
-        """Run the program once with today's settings, unless that is known."""
+        """Return the run of round 0; make it, with today's settings, if it is not known."""
         if not self.trials:
             kept = self._kept.get((0, TODAY.label))
             self.trials.append(kept or self._run(0, TODAY))
         return self.trials[0]
 
     def verdicts(self, *, of_all_kept: bool = False) -> list[Verdict]:
-        """Judge the tries by the trials so far, or by all that the store has."""
+        """Return a verdict for each try by the runs so far, or with ``of_all_kept`` by all runs that the store has."""
         trials = [*self._kept.values()] if of_all_kept else self.trials
         counted = [tried for tried in self.tries if not self._is_todays(tried)]
         return [
@@ -136,14 +160,19 @@ class Session:
         ]
 
     def _is_todays(self, tried: Try) -> bool:
+        """Whether the program has all settings of a try already."""
         made = self.trials[0].made
         return all(is_todays(setting, made, self._environ) for setting in tried.settings)
 
     def _round(self, number: int, turns: Sequence[Try]) -> list[Trial]:
+        """Run one round, in the order of ``turns``, and return its runs."""
         return [self._run(number, tried) for tried in turns]
 
     def _draw_turns(self, number: int, wanted: Sequence[Try]) -> list[Try]:
-        """Draw the order of a round by its number, so that the same command draws the same."""
+        """Return today's settings and the tries in a random order that depends only on tuning and round.
+
+        So the same command draws the same order again.
+        """
         turns = [TODAY, *wanted]
         random.Random(f"{self._store.id}/{number}").shuffle(turns)  # noqa: S311  # no secret
         return turns
@@ -155,6 +184,11 @@ class Session:
         return 60 * self.limits.minutes - (self._clock() - self._began)
 
     def _run(self, number: int, tried: Try) -> Trial:
+        """Run the program once with a try, keep the run in the store and return it; a failure is kept, too.
+
+        Raises WorkloadError only if the program fails with today's settings.
+        """
+        # The time limit follows the longest run with today's settings; the first run has the time of the whole tuning.
         before = [trial.wall_s for trial in self.trials if trial.tried == TODAY.label]
         limit_s = max(LEAST_LIMIT_S, round(TIMES_LONGEST * max(before) if before else 60 * self.limits.minutes))
         began = self._clock()
@@ -179,8 +213,9 @@ class BlocksSession(Session):
 
     one run     warm-up | round 1: today A C B | round 2: B today A C | ... | round 6
 
-    It trains on from block to block, so the losses of a block are no try's alone. A try that is faster is therefore
-    also run once by itself, in round 0, and its losses are compared with today's of that round.
+    The training goes on from block to block, so the losses of a block depend on the tries before it, too. Therefore a
+    try that is faster is also run once by itself. This run counts as one of round 0, and its losses are compared with
+    those of today's settings in round 0.
     """
 
     def __init__(self, measure_blocks: MeasureBlocks, *arguments: Any, **named: Any) -> None:
@@ -188,7 +223,7 @@ class BlocksSession(Session):
         self._measure_blocks = measure_blocks
 
     def run(self) -> Tuning:
-        """Run rounds to the end, then each try that is faster by itself, if there is time."""
+        """Run rounds until the tuning ends, then each try that is faster once by itself, if there is time."""
         result = super().run()
         if any(self.trials[0].losses):
             for verdict in result.verdicts:
@@ -197,6 +232,7 @@ class BlocksSession(Session):
         return replace(result, verdicts=tuple(self.verdicts()), trials=tuple(self.trials))
 
     def _run_alone(self, tried: Try) -> None:
+        """Add a run of a try by itself to the trials: a run that the store has, or a new run if there is time."""
         kept = self._kept.get((0, tried.label))
         if not kept and self.trials[0].wall_s <= self._seconds_left():
             self._report(f"{tried.label} is run by itself, for its losses")
@@ -207,7 +243,10 @@ class BlocksSession(Session):
         return self._seconds_of(1, turns) <= self._seconds_left()
 
     def _seconds_of(self, rounds: int, turns: Sequence[Try]) -> float:
-        """Estimate how long one run of so many rounds takes: a start as today's first run had, then its steps."""
+        """Return an estimate of the seconds that one run of the program with ``rounds`` rounds takes.
+
+        It is the time for the start, as in today's first run, and the time for all steps.
+        """
         first, program = self.trials[0], self.program
         known_ns = {trial.tried: trial.median_ns or 0.0 for trial in self.trials}
         today_ns = known_ns[TODAY.label]
@@ -216,10 +255,12 @@ class BlocksSession(Session):
         return max(0.0, start_s) + (program.warmup * today_ns + rounds * round_ns) / 1e9
 
     def _round(self, number: int, turns: Sequence[Try]) -> list[Trial]:
-        """Run the rounds that a verdict needs in one run, or those for which there is time; return the first of them.
+        """Measure several rounds in one run of the program; return the trials of the first round, ``number``.
 
-        The others are kept.
+        There are as many rounds as a verdict needs, or as there is time for. The trials of the further rounds are kept,
+        so :meth:`run` finds them when it comes to these rounds.
         """
+        # How many rounds, and the order of their blocks.
         rounds = min(LEAST_PAIRS, self.limits.rounds + 1 - number)
         while rounds > 1 and self._seconds_of(rounds, turns) > self._seconds_left():
             rounds -= 1
@@ -232,6 +273,7 @@ class BlocksSession(Session):
             measured = self._measure_blocks([tried for _, tried in blocks], limit_s)
         except WorkloadError as error:
             raise WorkloadError(f"{error} (without --in-process, a try that fails stops no other)") from error
+        # Keep each block as a trial. Only the first trial of today's settings has losses, those of the warm-up.
         wall_s = (self._clock() - began) / len(blocks)
         for (each, tried), step_ns in zip(blocks, measured.step_ns, strict=True):
             trial = Trial.of(each, tried, Measured(step_ns, measured.ranks), wall_s)
@@ -242,5 +284,8 @@ class BlocksSession(Session):
         return [self._kept[number, tried.label] for tried in turns]
 
     def _todays_losses(self, trial: Trial) -> tuple[tuple[Loss, ...], ...]:
-        """Return the losses before the first block, which show whether losses vary by themselves."""
+        """Return the losses of the warm-up steps, before the first block, with today's settings.
+
+        They show whether losses vary from run to run.
+        """
         return tuple(tuple(loss for loss in rank if loss.step < self.program.warmup) for rank in trial.losses)

@@ -1,7 +1,7 @@
-"""What a tuning measured, in a database of four tables, so that the same command goes on where it stopped.
+"""Keeps what tunings measured in a database of four tables, so that the same command goes on where it stopped.
 
-A trial is one run of the program with the settings of a try. Round 0 is a single run with today's settings, which fills
-caches and shows what is set today; it is in no pair.
+A trial is one run of the program with the settings of a try. Round 0 is a run with today's settings, which fills caches
+and shows what is set today, and with ``--in-process`` also runs of faster tries by themselves; it is in no pair.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ OK, OUT_OF_MEMORY, FAILED = "ok", "out_of_memory", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run: times in nanoseconds, losses of each rank in the order in which it computed them.
+    """One run of the program, or one block of steps of a run.
 
     Attributes:
+        round: Number of the round.
+        tried: Label of the try.
+        status: ``ok``, ``out_of_memory`` or ``failed``.
+        wall_s: Seconds from the start of the program to its end; for a block, its part of them.
         reason: Why ``status`` is not ``ok``; then there are no measurements.
-        wall_s: From the start of the program to its end.
+        step_ns: Length of each measured step in nanoseconds, as the mean over the ranks.
+        losses: For each rank its losses, in the order in which it computed them.
+        made: The calls of ``DistributedDataParallel`` and ``fully_shard`` on all ranks.
     """
 
     round: int
@@ -54,6 +60,7 @@ class Trial:
 
     @classmethod
     def of(cls, round_: int, tried: Try, measured: Measured, wall_s: float) -> Trial:
+        """Return the trial of a run that ended in order."""
         first = measured.ranks[0]
         return cls(
             round=round_,
@@ -72,6 +79,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class StoredTuning:
+    """A row of the table of tunings; ``command`` and ``tries`` (labels) are JSON."""
+
     id: str
     command: str
     folder: str
@@ -83,7 +92,7 @@ class StoredTuning:
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A :class:`Trial`; ``made`` is JSON, and ``step_ns`` the median of its steps."""
+    """A row of the table of trials, see :class:`Trial`; ``made`` is JSON, and ``step_ns`` the median over its steps."""
 
     id: str
     tuning: str
@@ -103,6 +112,8 @@ class StoredTrial:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
+    """A row of the table of steps: the length of one measured step of a trial."""
+
     trial: str
     step: int
     step_ns: float
@@ -110,7 +121,7 @@ class StoredStep:
 
 @dataclass(frozen=True, slots=True)
 class StoredLoss:
-    """``value`` is null if it is not finite."""
+    """A row of the table of losses, see :class:`Loss`; ``position`` counts the losses of the rank in the trial."""
 
     trial: str
     rank: int
@@ -129,10 +140,10 @@ TABLES: Tables = {
 
 
 class Store:
-    """The trials of one tuning in a file; :meth:`write` keeps a trial whole or not at all.
+    """The trials of one tuning in a database file.
 
-    What identifies a tuning: the program, its folder and the text of its scripts, the tries, warm-up and steps, and the
-    machine. So a program that was changed is measured anew.
+    A tuning is identified by the program, its folder and the text of its scripts, the tries, the numbers of warm-up and
+    measured steps, and the machine. So a program that was changed is measured anew.
     """
 
     def __init__(self, path: Path, program: Program, tries: Sequence[Try], folder: Path) -> None:
@@ -157,14 +168,17 @@ class Store:
         return self._tuning.id
 
     def load(self) -> list[Trial]:
-        """Return the trials of this tuning; raises TraceError where the file is something else."""
+        """Return the trials of this tuning; none without a file. Raises TraceError if the file is something else."""
         if not self.path.is_file():
             return []
         _, trials, steps, losses = load_tables(self.path, TABLES)
         return [_trial_of(row, steps, losses) for row in trials if row.tuning == self.id]
 
     def write(self, trial: Trial) -> None:
-        """Keep a trial, in place of an earlier one of its round and settings; raises TraceError where it cannot."""
+        """Write a trial, completely or not at all; it replaces an earlier trial of the same round and try.
+
+        Raises TraceError if it cannot be written.
+        """
         name = f"{self.id}/{trial.round}/{trial.tried}"
         row = StoredTrial(
             id=name,
@@ -195,12 +209,16 @@ class Store:
 
 
 def digest_scripts(command: Sequence[str], folder: Path) -> Mapping[str, str]:
-    """Return the digests of the Python files that a command line names."""
+    """Return the digest of each Python file that a command line names, by the word that names it.
+
+    ``folder`` is where the command is started.
+    """
     files = {word: folder / word for word in command if word.endswith(".py")}
     return {word: sha256(file.read_bytes()).hexdigest() for word, file in files.items() if file.is_file()}
 
 
 def _trial_of(row: StoredTrial, steps: Sequence[StoredStep], losses: Sequence[StoredLoss]) -> Trial:
+    """Return a trial from its row; its steps and losses are selected from the rows of all trials."""
     own = sorted((each for each in losses if each.trial == row.id), key=lambda each: (each.rank, each.position))
     ranks: dict[int, list[Loss]] = {rank: [] for rank in range(row.world or 0)}
     for each in own:

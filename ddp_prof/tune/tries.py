@@ -1,4 +1,4 @@
-"""What can be tried, how it is asked for on the command line, and the line to write for it."""
+"""Defines what can be tried, how ``--try`` requests it, and which line a user then writes into the program."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from ddp_prof.errors import UsageError, printable, shell_quote
 Value = bool | int | float | str | None
 DDP, FSDP = "ddp", "fsdp"
 CALLS = {DDP: "DistributedDataParallel(model, {})", FSDP: "fully_shard(module, {})"}
+"""The calls of torch that take arguments, as a user writes them; ``{}`` stands for the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What can be set in a program.
+    """What can be set in a program by a name of :data:`ARGUMENTS`.
 
     Attributes:
-        of: Whose it is.
-        kind: ``bool``; ``float``, a number of MiB; ``int``, a number of modules; ``str``, one of ``lines``.
-        lines: By value, or for every number, what to write; empty for an argument of the call in ``CALLS``.
-        changes_numerics: Whether other gradients are sent than those that were computed, by design.
+        of: ``ddp`` or ``fsdp``: what it belongs to.
+        kind: Type of its value: ``bool``; ``float``, a number of MiB; ``int``, a number of modules; ``str``, a key of
+            ``lines``.
+        lines: What a user writes, by value; the key ``""`` is for every number. Empty if it is an argument of the call
+            in :data:`CALLS`.
+        changes_numerics: Whether the gradients that are sent differ, by design, from those that were computed.
     """
 
     of: str
@@ -54,31 +57,32 @@ ARGUMENTS = {
         changes_numerics=True,
     ),
 }
-"""What can be tried by name. All but what ``changes_numerics`` changes when gradients are sent, not what they are."""
+"""What can be tried by name. One with ``changes_numerics`` changes the gradients, all others only how they are sent."""
 MOST_TRIES = 50
-"""Each try gets a part of the error: with more of them no number of rounds would tell anything."""
+"""The most tries. Each gets a part of the error: with more tries no number of rounds would tell anything."""
 MOST_MODULES = 1000
 _ALONE = {bool: "true", int: "1", float: "", str: ""}
-"""What a name without a value means, by its kind."""
+"""The value of a name that is given without a value, by its kind; the empty text is refused."""
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
 _WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An argument of torch, or a variable of the environment, and its value."""
+    """An argument of torch or an environment variable, and its value."""
 
     name: str
     value: Value
 
     @property
     def of(self) -> str:
-        """Whose argument it is, ``ddp`` or ``fsdp``; empty for the environment."""
+        """``ddp`` or ``fsdp`` for an argument of these; empty for an environment variable."""
         return ARGUMENTS[self.name].of if self.name in ARGUMENTS else ""
 
     @property
     def line(self) -> str:
-        """What to write to have it; empty for an argument of a call in ``CALLS``, and for the environment."""
+        """What a user writes for this setting; empty for an argument of a call in :data:`CALLS` and a variable."""
+        # By the value, else by the key for every number, whose line has {} for the number.
         lines = ARGUMENTS[self.name].lines if self.of else {}
         return lines.get(str(self.value), lines.get("", "")).format(self.value)
 
@@ -88,7 +92,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Settings that are tried together; without any: today's."""
+    """Settings that are tried together; no settings at all are today's."""
 
     settings: tuple[Setting, ...] = ()
 
@@ -98,15 +102,16 @@ class Try:
 
     @property
     def changes_numerics(self) -> bool:
-        """Whether it sends other gradients than those that were computed, by design."""
+        """Whether the gradients that are sent differ, by design, from those that were computed."""
         return any(one.of and ARGUMENTS[one.name].changes_numerics for one in self.settings)
 
     def arguments(self, of: Literal["ddp", "fsdp"]) -> dict[str, Value]:
+        """Return the settings of DDP or FSDP2 by name."""
         return {one.name: one.value for one in self.settings if one.of == of}
 
     @property
     def fits_in_process(self) -> bool:
-        """Whether it can be set between two steps: it is arguments of ``DistributedDataParallel`` alone."""
+        """Whether it can be set between two steps: if all settings are arguments of ``DistributedDataParallel``."""
         return all(one.of == DDP and not one.line for one in self.settings)
 
     @property
@@ -115,7 +120,7 @@ class Try:
 
     @property
     def line(self) -> str:
-        """What to write to have it."""
+        """What a user writes to have these settings, on one line."""
         parts = []
         for of, call in CALLS.items():
             if own := ", ".join(str(one) for one in self.settings if one.of == of and not one.line):
@@ -130,9 +135,10 @@ TODAY = Try()
 
 
 def parse_tries(texts: Sequence[str]) -> tuple[Try, ...]:
-    """Parse ``bucket_cap_mb=5,25`` (two tries), ``static_graph`` (true), ``NAME=value``, and ``+`` between settings.
+    """Return the tries that the values of ``--try`` request, without duplicates.
 
-    Raises UsageError for what cannot be tried.
+    A text is ``bucket_cap_mb=5,25`` (two tries), ``static_graph`` (true) or ``NAME=value`` (an environment variable);
+    ``+`` joins settings that are tried together. Raises UsageError for what cannot be tried.
     """
     tries = [
         Try(settings) for text in texts for settings in product(*(_parse_setting(part) for part in text.split("+")))
@@ -147,6 +153,7 @@ def parse_tries(texts: Sequence[str]) -> tuple[Try, ...]:
 
 
 def _parse_setting(text: str) -> list[Setting]:
+    """Return a setting for each value that ``NAME=value,value`` names; raise UsageError for an unknown name."""
     name, equals, values = text.strip().partition("=")
     if name in ARGUMENTS:
         return [
@@ -160,6 +167,7 @@ def _parse_setting(text: str) -> list[Setting]:
 
 
 def _parse_value(name: str, text: str) -> Value:
+    """Return a value in the type of its argument; raise UsageError if it is none."""
     argument = ARGUMENTS[name]
     word = text.strip().lower()
     if argument.kind is bool and word in _WORDS:
@@ -170,7 +178,7 @@ def _parse_value(name: str, text: str) -> Value:
         except ValueError:
             number = 0.0
         if 0 < number < 1e6:
-            return int(number) if number == int(number) else number
+            return int(number) if number == int(number) else number  # a whole number is written without a point
     if argument.kind is int and word.isdecimal() and word.isascii() and 0 < int(word) < MOST_MODULES:
         return int(word)
     names = {one.lower(): one for one in argument.lines}

@@ -1,4 +1,4 @@
-"""What the trials show of each try: its gain by pairs, whether it changes losses, and which is to be written."""
+"""Judges each try by the trials: how much it gains, whether it changes losses, and which try is to be recommended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ FASTER, SLOWER, EQUAL, OPEN = "faster", "slower", "no difference", "cannot be to
 TODAYS, FAILS = "set today", "failed"
 SAME, CHANGED, VARY, UNSEEN = "same", "changed", "vary by themselves", "not seen"
 ROUNDING = 1e-3
-"""Losses that differ by less, relative to their size, differ by rounding; or by twice the precision of their type."""
+"""Losses that differ by less, relative to their size, differ only by rounding.
+
+So do losses that differ by less than twice the precision of their data type.
+"""
 MOST_FAILURES = 2
-"""So many failures end a try, or one for want of memory, which lasts."""
+"""After this number of failed runs a try is given up.
+
+A single run is enough if it ran out of memory, as that would happen again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +35,14 @@ class Verdict:
     Attributes:
         outcome: ``faster``, ``slower``, ``no difference`` (beyond what is worth having), ``cannot be told``, ``set
             today`` or ``failed``.
+        gain: Its gain with an interval; ``None`` without a pair.
         step_ns: Median over its runs of each run's median step.
-        losses: Whether they are those of today: ``same``, ``changed``, ``vary by themselves`` or ``not seen``.
-        loss_difference: The largest relative difference from today's losses.
-        more: For ``cannot be told``: so many further rounds could show a gain of ``could_show``.
+        losses: Whether its losses equal the losses with today's settings: ``same``, ``changed``, ``vary by themselves``
+            (from run to run, with today's settings, too) or ``not seen``.
+        loss_difference: The largest relative difference from today's losses; ``None`` if not known.
+        reason: Why it failed.
+        more: If the outcome is ``cannot be told``, a number of further rounds.
+        could_show: The smallest gain that these further rounds could show, as a fraction of a step.
     """
 
     tried: Try
@@ -51,12 +61,20 @@ class Verdict:
 
     @property
     def is_recommended(self) -> bool:
-        """Whether it may be written: it is faster, and does not change what is trained."""
+        """Whether it may be recommended: it is faster, and changes neither losses nor gradients."""
         return self.outcome == FASTER and self.losses != CHANGED and not self.tried.changes_numerics
 
 
 def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verdict:
-    """Judge one of several ``tries`` by the trials so far; a gain of less than ``worth`` (0.01: 1 %) is none."""
+    """Return the verdict on a try by the trials so far.
+
+    Args:
+        tried: The try.
+        trials: The runs of all tries and of today's settings.
+        tries: Number of tries in the tuning.
+        worth: The smallest gain that is worth having, as a fraction of a step (0.01: 1 %).
+    """
+    # The pairs: today's and the try's median step, of each round that has both; not of round 0.
     own = [trial for trial in trials if trial.tried == tried.label and trial.round]
     today = {trial.round: trial for trial in trials if trial.tried == TODAY.label and trial.status == OK}
     pairs = [
@@ -74,6 +92,7 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
         "losses": losses,
         "loss_difference": difference,
     }
+    # A try that failed too often is judged by that alone.
     failures = [trial for trial in ran if trial.status != OK]
     lasts = any(trial.status == OUT_OF_MEMORY or not trial.round for trial in failures)
     if len(failures) >= MOST_FAILURES or lasts:
@@ -87,7 +106,11 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
 
 
 def outcome_of(gain: Gain | None, worth: float) -> str:
-    """What an interval says: nothing while there is none, else on which side of 0 and of ``worth`` it is."""
+    """Return what the interval of a gain shows.
+
+    It is ``no difference`` if the interval lies within ``-worth`` to ``worth``, ``faster`` if all of it is above 0,
+    ``slower`` if all of it is below 0, else ``cannot be told``.
+    """
     if gain is None or gain.low is None or gain.high is None:
         return OPEN
     if -worth <= gain.low and gain.high <= worth:
@@ -96,12 +119,15 @@ def outcome_of(gain: Gain | None, worth: float) -> str:
 
 
 def best_of(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Return the try to write: of those that may be, the one with the largest gain."""
+    """Return the verdict with the largest gain among those that may be recommended; ``None`` if there is none."""
     return max((each for each in verdicts if each.is_recommended), key=_value, default=None)
 
 
 def rivals_of(best: Verdict, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return other tries whose gain may be as large as that of the best: their intervals reach into its interval."""
+    """Return the other tries that may be recommended and whose intervals reach above the low end of the best one's.
+
+    Their gain may be as large as that of the best try.
+    """
     low = best.gain.low if best.gain and best.gain.low is not None else -math.inf
     return [
         each
@@ -119,11 +145,12 @@ def _value(verdict: Verdict) -> float:
 
 
 def compare_losses(today: Sequence[Trial], tried: Sequence[Trial]) -> tuple[str, float | None]:
-    """Compare the losses of runs, step by step on each rank, with those of today's first run.
+    """Compare the losses of a try's runs with the losses of today's first run, one by one on each rank.
 
-    Return whether they are the same, and by how much they differ at most, relative to today's. A program that draws
-    other numbers in each run has losses that vary by themselves: then nothing is known. Of a run of today that is known
-    for fewer steps, these are compared.
+    Returns ``same``, ``changed``, ``vary by themselves`` or ``not seen``, and the largest difference relative to
+    today's losses (``None`` if it is not known or not finite). If today's runs differ from each other, the program
+    draws other random numbers in each run, and its losses tell nothing. Another run with today's settings may have
+    losses of fewer steps; then only these steps are compared.
     """
     today, tried = ([trial for trial in trials if any(trial.losses)] for trials in (today, tried))
     if not today or not tried:
@@ -139,19 +166,24 @@ def compare_losses(today: Sequence[Trial], tried: Sequence[Trial]) -> tuple[str,
 
 
 def _by_position(trial: Trial) -> dict[tuple[int, int], Loss]:
+    """Return the losses of a trial by rank and position among the losses of the rank."""
     return {(rank, at): loss for rank, of_rank in enumerate(trial.losses) for at, loss in enumerate(of_rank)}
 
 
 def _until(trial: Trial, losses: dict[tuple[int, int], Loss]) -> dict[tuple[int, int], Loss]:
-    """Return the losses of the steps of which the trial has some."""
+    """Return those of ``losses`` that are of steps up to the last step for which the trial has a loss."""
     last = max(loss.step for of_rank in trial.losses for loss in of_rank)
     return {key: loss for key, loss in losses.items() if loss.step <= last}
 
 
 def _difference(first: dict[tuple[int, int], Loss], second: dict[tuple[int, int], Loss]) -> float:
-    """The largest relative difference; infinite if one has losses that the other lacks, or one alone is not finite."""
+    """Return the largest relative difference between losses at the same position.
+
+    It is infinite if one side has a loss that the other lacks, or if only one of two losses is finite.
+    """
     if first.keys() != second.keys():
         return math.inf
+    # Differences are relative to the loss, but not to one that is far smaller than the typical loss.
     scale = median([abs(loss.value) for loss in first.values() if loss.value is not None] or [1.0]) or 1.0
     largest = 0.0
     for key, loss in first.items():

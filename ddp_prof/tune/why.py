@@ -1,7 +1,8 @@
-"""Why the best try is faster: one capture of today and of it, and what was foreseen beside what was measured.
+"""Explains why the best try is faster: captures today's settings and the try, and compares predictions with the gain.
 
-What is foreseen comes from the capture of today alone, so it could have been known before the first try. ``FORESEERS``
-lists what foresees; each returns a share of a step, as a bound or as an expectation, or a reason why it cannot tell.
+A prediction comes from the capture of today's settings alone, so it could have been known before the first try. Each
+function in :data:`FORESEERS` yields predictions: a fraction of a step, as a bound or as an expectation, or the reason
+why it is not known.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ NO_STEP = "how long a step of the capture takes is not known"
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What the capture of today's settings tells of the gain of a try, as a share of a step (0.02: 2 %).
+    """What the capture of today's settings predicts for the gain of a try, as a fraction of a step (0.02: 2 %).
 
     Attributes:
-        gain: What is gained at most if ``is_bound``, else what is expected, with its interval where there is one;
-            ``None`` if not known, for ``reason``.
+        source: What predicts it.
+        is_bound: Whether the try can gain at most this; otherwise it is what is expected.
+        gain: The bound or the expected gain; ``None`` if not known.
+        low: Lower end of the interval of an expected gain, if there is one.
+        high: Upper end of that interval.
+        reason: Why the gain is not known.
     """
 
     source: str
@@ -44,7 +49,11 @@ class Foreseen:
     reason: str | None = None
 
     def compare(self, measured: Gain) -> str:
-        """Whether what was measured is ``beyond`` what was foreseen, ``within`` it, or this is ``not known``."""
+        """Return whether the measured gain is ``beyond`` the prediction or ``within`` it, or that it is ``not known``.
+
+        Intervals are compared: a gain is beyond a bound if all of its interval is, and beyond an expectation if the two
+        intervals do not overlap.
+        """
         if self.gain is None or measured.low is None or measured.high is None:
             return UNKNOWN
         if self.is_bound:
@@ -57,7 +66,7 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The best try with its gain as measured, the captures of today and of the try, and what was foreseen."""
+    """The best try with its measured gain, the captures of today's settings and of the try, and the predictions."""
 
     tried: Try
     measured: Gain
@@ -66,9 +75,10 @@ class Why:
 
 
 def bounds_of(run: Run, _tried: Try) -> Iterator[Foreseen]:
-    """The bounds of the cost model: no schedule gains more than what waits, no network more than that and contention.
+    """Yield the two bounds of the cost model for today's run.
 
-    The second needs a known slowdown beside communication; its interval is that of contention.
+    No schedule gains more than the time that waits for communication. No network gains more than that and contention
+    (the time by which communication slows compute), which is known only if the slowdown is known.
     """
     bounds, step_ns = run.cost().bounds, _step_ns(run)
     named = (("any schedule", bounds.schedule_ns), ("any network", bounds.network_ns))
@@ -77,7 +87,10 @@ def bounds_of(run: Run, _tried: Try) -> Iterator[Foreseen]:
 
 
 def findings_of(run: Run, tried: Try) -> Iterator[Foreseen]:
-    """The doctor's findings that a setting of the try answers: what each costs at most, and its simulated gain."""
+    """Yield, for each of the doctor's findings that a setting of the try may remove, its cost and its simulated gain.
+
+    The cost is a bound on the gain, the simulated gain is an expectation.
+    """
     step_ns, names = _step_ns(run), {setting.name for setting in tried.settings}
     for finding in run.doctor().findings:
         answers = parse_tries(OF_FINDINGS.get(finding.rule, ()))
@@ -89,7 +102,10 @@ def findings_of(run: Run, tried: Try) -> Iterator[Foreseen]:
 
 
 def predictions_of(run: Run, tried: Try) -> Iterator[Foreseen]:
-    """What ``ddp-prof whatif`` predicts of a try of one bucket size, or of views; its interval is one of 90 %."""
+    """Yield what ``ddp-prof whatif`` predicts for a try of one bucket size or of views into buckets; else nothing.
+
+    Its interval is a 90 % interval.
+    """
     question = _question_of(tried)
     if question is None:
         return
@@ -98,11 +114,13 @@ def predictions_of(run: Run, tried: Try) -> Iterator[Foreseen]:
         yield _foreseen(PREDICTED, False, (None, None, None), None, answer.reason)
         return
     (one,) = answer.predictions
+    # A negative change of the step is a gain, so the high end of the change is the low end of the gain.
     gains = (None if ns is None else -ns for ns in (one.change_ns, one.high_ns, one.low_ns))
     yield _foreseen(PREDICTED, False, (*gains,), answer.measured_ns, one.reason)
 
 
 def _question_of(tried: Try) -> Question | None:
+    """Return the question for ``whatif`` that a try asks; ``None`` if there is no such question."""
     if len(tried.settings) != 1:
         return None
     (setting,) = tried.settings
@@ -115,9 +133,20 @@ FORESEERS: Sequence[Callable[[Run, Try], Iterator[Foreseen]]] = (bounds_of, find
 
 
 def find_why(program: Program, best: Verdict, store: Path, folder: Path, environ: Mapping[str, str]) -> Why:
-    """Capture the program with today's settings and with the best try, or read the captures that are there.
+    """Return why the best try is faster, from captures of the program with today's settings and with the try.
 
-    Raises WorkloadError if it cannot be captured, TraceError if a capture cannot be read.
+    Captures that are there are read, others are made.
+
+    Args:
+        program: The program.
+        best: The verdict on the best try.
+        store: The file of the tuning; captures lie beside it.
+        folder: Where the program is started.
+        environ: Its environment.
+
+    Raises:
+        WorkloadError: The program cannot be captured.
+        TraceError: A capture cannot be read.
     """
     files = [record(program, tried, store, folder, environ) for tried in (TODAY, best.tried)]
     today, tried = (_load(of_try, label) for of_try, label in zip(files, (TODAY.label, best.tried.label), strict=True))
@@ -132,10 +161,12 @@ def _load(files: Sequence[Path], label: str) -> Run:
 
 
 def foresee(today: Run, tried: Try) -> tuple[Foreseen, ...]:
+    """Return all predictions for a try from the capture of today's settings."""
     return tuple(one for foreseer in FORESEERS for one in foreseer(today, tried))
 
 
 def _step_ns(run: Run) -> float | None:
+    """Return the median length of a step that communicates; ``None`` if not known."""
     (summary,) = compare_variants([run.overlap()])
     return summary.communicating_step_ns
 
@@ -143,5 +174,6 @@ def _step_ns(run: Run) -> float | None:
 def _foreseen(
     source: str, is_bound: bool, found_ns: tuple[int | None, ...], step_ns: float | None, reason: str | None
 ) -> Foreseen:
+    """Return a prediction from gain, low and high in nanoseconds (``found_ns``) and the length of a step."""
     gain, low, high = (ns / step_ns if ns is not None and step_ns else None for ns in found_ns)
     return Foreseen(source, is_bound, gain, low, high, None if gain is not None else reason or NO_STEP)
