@@ -1,4 +1,4 @@
-"""Measure how much of a data-parallel training step's communication hides behind computation.
+"""Measures how much of the communication of a data-parallel training step overlaps with computation.
 
 ::
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["DdpProfError", "LoadOptions", "Run", "TraceError", "Workers", "__version__", "compare_steps", "load_runs"]
 
+# The module of each public name.
 _HOMES = {
     "DdpProfError": "ddp_prof.errors",
     "LoadOptions": "ddp_prof.runs.report",
@@ -37,6 +38,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name; Python calls this for names that the module does not have."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""Atomic writing of files, and protection of the files that are read."""
+"""Writes files so that a file is either complete or unchanged, and protects the files that are only read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from pathlib import Path
 from ddp_prof.errors import TraceError
 
 _PROTECTED: list[dict[str | tuple[int, int], Path]] = []
+"""The protected files of each :func:`protect_files` in use, by all of their keys (see :func:`_keys`)."""
 
 
 @contextmanager
 def protect_files(files: Iterable[Path]) -> Iterator[None]:
-    """Return a context in which nothing can write to these files, under any name or link, nor into these folders.
+    """Return a context in which :func:`atomic_write` refuses these files, under any name or link.
 
-    A file need not exist: then it cannot be created.
+    If one of them is a folder, files in it are refused, too. A file that does not exist cannot be created.
     """
     keys = {key: file for file in files for key in _keys(file)}
     _PROTECTED.append(keys)
@@ -32,7 +33,7 @@ def protect_files(files: Iterable[Path]) -> Iterator[None]:
 
 
 def refuse_protected(path: Path) -> None:
-    """Raise TraceError if ``path`` is protected, or if a capture or a database is there."""
+    """Raise TraceError if ``path`` is protected, or if the file there is a report of nsys or an SQLite database."""
     real = Path(os.path.realpath(path))
     for place in (real, *real.parents):
         for key in _keys(place):
@@ -48,7 +49,7 @@ def refuse_protected(path: Path) -> None:
 
 
 def _keys(path: Path) -> Iterator[str | tuple[int, int]]:
-    """Yield what two paths of one file have in common: the path without links and, if it exists, its inode."""
+    """Yield what all paths of one file have in common: the path without links and, if the file exists, its inode."""
     yield os.path.realpath(path)
     with suppress(OSError):
         status = path.stat()
@@ -57,11 +58,11 @@ def _keys(path: Path) -> Iterator[str | tuple[int, int]]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Return a context with a new file to write, which replaces ``path`` at the end and is removed if writing fails.
+    """Return a context that gives the path of a new file to write; at the end that file replaces ``path``.
 
-    Missing folders of ``path`` are created. A device, a pipe and ``/dev/stdout`` are written directly. Each process
-    writes a file of its own, so if two processes write the same path, the last one wins. Unfinished files of processes
-    that have died are removed.
+    If the block fails, the new file is removed and ``path`` is unchanged. Missing folders of ``path`` are created. For
+    a device, a pipe or ``/dev/stdout`` the given path is ``path`` itself. Each process writes a file of its own, so if
+    two processes write the same path, the last one wins. Unfinished files of processes that have died are removed.
 
     Raises:
         OSError: Writing failed, for example because the disk is full; the error names ``path``.
@@ -72,6 +73,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with _naming(path):
             yield path
         return
+    # If the path is a link, the file that it leads to is replaced and not the link.
     real = Path(os.path.realpath(path))
     if path.is_symlink():
         with suppress(FileNotFoundError):
@@ -92,7 +94,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _naming(path: Path, partial: Path | None = None) -> Iterator[None]:
-    """Let errors of the system name ``path`` if they name no file, or the unfinished one."""
+    """Make errors of the system in the block name ``path`` if they name no file or the unfinished file ``partial``."""
     try:
         yield
     except OSError as error:
@@ -102,13 +104,14 @@ def _naming(path: Path, partial: Path | None = None) -> Iterator[None]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether it is something to write directly: a device, a pipe, or a file that the shell has opened.
+    """Whether a path must be written directly: it is a device, a pipe, or a file that the shell has opened.
 
     A path such as ``/dev/stdout`` or ``/dev/fd/63`` leads to a link of ``/proc`` whose target is not the name of a
     file: ``pipe:[4711]``, or a file to which the shell appends and which must not be replaced.
     """
     if path.exists() and not path.is_file():
         return not path.is_dir()
+    # Follow the links one by one, until one lies in a folder of open files.
     place = path
     for _ in range(_MOST_LINKS):
         if re.fullmatch(r"/proc/[^/]+(/task/[^/]+)?/fd|/dev/fd", os.path.realpath(place.parent)):
@@ -120,20 +123,23 @@ def is_stream(path: Path) -> bool:
 
 
 _MOST_LINKS = 40
-"""Links that the system follows before it gives up."""
+"""The number of links that the system follows before it gives up."""
 _LONGEST_NAME = 255
-"""Bytes of a file's name on all usual file systems."""
+"""The most bytes that a file's name may have on all usual file systems."""
 
 
 def partial_path(real: Path) -> Path:
-    """Return the path at which this process writes a file until it is complete; remove those of dead processes.
+    """Return the path at which this process writes the file ``real`` until it is complete.
 
-    The name holds the process and its host, since hosts may share the folder.
+    Unfinished files that dead processes of this host have left for ``real`` are removed. The name holds the process and
+    its host, since hosts may share the folder: ``.name.4711@host.partial``.
     """
+    # A digest of the name if the name would be too long.
     digest = blake2s(os.fsencode(real.name), digest_size=8).hexdigest()
     ending = f".{os.getpid()}@{socket.gethostname()}.partial"
     fits = len(os.fsencode(f".{real.name}{ending}")) <= _LONGEST_NAME
     own = f".{real.name if fits else digest}{ending}"
+    # Remove what this pattern finds: an older version wrote no host into the name.
     written = re.compile(rf"\.(?:{re.escape(real.name)}|{digest})\.(\d{{1,9}})(?:@(.*))?\.partial", re.DOTALL)
     with suppress(OSError):
         for entry in list(os.scandir(real.parent)):
@@ -145,8 +151,9 @@ def partial_path(real: Path) -> Path:
 
 
 def _is_alive(process: int) -> bool:
+    """Whether a process with this id exists."""
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 is not sent, only checked
     except ProcessLookupError:
         return False
     except OSError:  # it belongs to somebody else
@@ -155,6 +162,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it; errors are ignored."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -163,7 +171,7 @@ def _remove(path: Path) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a file; a path whose name is too long is none, for example a name with a suffix added."""
+    """Whether a path is a file. False, not an error, if its name is too long, as it may be after adding a suffix."""
     try:
         return path.is_file()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How much a file really holds, and how much of it can be read: sizes of files may lie, and memory ends."""
+"""Reads and copies files within limits: a file's size may be far more than its data, or more than memory holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 1 << 20
 def data_extents(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """Yield start and end, in bytes, of each stretch of a file that holds data; holes of a sparse file are left out.
 
-    Systems and file systems that know of no holes say that all of a file is data.
+    On systems and file systems that do not know holes the whole file counts as data.
     """
     size, at = os.fstat(file.fileno()).st_size, 0
     if not hasattr(os, "SEEK_DATA"):
@@ -31,17 +31,17 @@ def data_extents(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 def held_bytes(path: Path) -> int:
-    """Return how many bytes of a file are data: a file of 40 GB may hold nothing."""
+    """Return how many bytes of a file are data, without its holes: a file of 40 GB may hold nothing."""
     with path.open("rb", buffering=0) as file:
         return sum(end - start for start, end in data_extents(file))
 
 
 def copy_data(source: Path, target: Path, most: int | None = None) -> None:
-    """Copy a file, or its first ``most`` bytes; its holes stay holes, so the copy takes no more room than it."""
+    """Copy a file, or its first ``most`` bytes. Its holes stay holes, so the copy takes no more room on the disk."""
     with source.open("rb") as read, target.open("wb") as written:
         size = os.fstat(read.fileno()).st_size
         size = size if most is None else min(size, most)
-        written.truncate(size)
+        written.truncate(size)  # a hole of the whole size, into which the data is written
         for start, end in list(data_extents(read)):
             read.seek(start)
             written.seek(start)
@@ -52,7 +52,10 @@ def copy_data(source: Path, target: Path, most: int | None = None) -> None:
 
 
 def read_at_most(path: Path, most: int, what: str, hint: str) -> bytes:
-    """Return a file's bytes; raise TraceError if it is larger than ``most``, which ``what`` never is."""
+    """Return a file's bytes; raise TraceError, with ``hint``, if it has more than ``most`` bytes.
+
+    ``what`` says what kind of file it is, for the message: "a run.json of ddp_prof".
+    """
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -62,7 +65,10 @@ def read_at_most(path: Path, most: int, what: str, hint: str) -> bytes:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory available without swapping, to the machine and to its container; ``None`` if not known."""
+    """Return the bytes of memory that this process can get without swapping; ``None`` if not known.
+
+    In a container that is what the machine or the container has left, whichever is less.
+    """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -73,7 +79,10 @@ def free_memory() -> int | None:
 
 
 def _free_memory_of_container() -> int | None:
-    """What the control group leaves, by version 2 of its interface; pages of files that were read can be dropped."""
+    """Return the bytes that the limit of the control group (version 2) leaves; ``None`` without a limit.
+
+    Cached pages of files count as free, as the system can drop them.
+    """
     folder = Path("/sys/fs/cgroup")
     try:
         most, used = (int((folder / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))

@@ -1,6 +1,6 @@
-"""Columns: a result declares each of its figures once, and tables, documents, frames and docs are made from that.
+"""Columns: a result declares each of its figures once; tables, JSON documents, data frames and docs are made from that.
 
-A result is a dataclass, and :func:`column` declares its fields::
+A result is a dataclass. :func:`column` declares a field of it as a column, and :func:`derived` a property::
 
     @dataclass(frozen=True)
     class Step:
@@ -28,6 +28,7 @@ Row = dict[str, Value]
 Getter = TypeVar("Getter", bound=Callable[..., Any])
 
 MISSING = "n/a"
+"""What tables show for a value that is not known."""
 
 ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
 """Values of ``Column.stays``: a narrow terminal drops the columns with the highest numbers first, never ``ALWAYS``."""
@@ -38,12 +39,12 @@ class Column:
     """A column of a table.
 
     Attributes:
-        key: Key of the rows, and heading in a CSV file; it ends with the unit.
+        key: Key of the column in a row, and heading in a CSV file; it ends with the unit.
         meaning: A description without a period.
-        stays: One of ``ALWAYS`` to ``WITH_MUCH_ROOM``.
+        stays: How important it is: one of ``ALWAYS`` to ``WITH_MUCH_ROOM``.
         decimals: Decimals of a ``float``.
-        align: ``left`` if a table may hold text in this column.
-        called: Heading for people, if it is not made from the key.
+        align: ``left`` if the column may hold text; a column of numbers only is still aligned to the right.
+        called: Heading for people; empty: it is made from the key.
     """
 
     key: str
@@ -58,6 +59,7 @@ class Column:
         return self.called or self.key.replace("_", " ")
 
     def text(self, value: Value) -> str:
+        """Return a value of this column as a table shows it."""
         if value is None:
             return MISSING
         return f"{value:.{self.decimals}f}" if isinstance(value, float) else str(value)
@@ -68,7 +70,7 @@ class Column:
 
 
 class Hidden(Flag):
-    """What a capture may hide, so that figures that rest on it are not known."""
+    """What a capture may lack; figures that need it are then not known (null)."""
 
     NOTHING = 0
     LAUNCHES = auto()
@@ -93,35 +95,36 @@ WHY_HIDDEN = {
     Hidden.GRAPHS: "whole graphs",
     Hidden.WAITS: "host waits",
 }
-"""What a capture lacks if it hides this, in the words that docs/formats.md explains."""
+"""For each of these, the words for what the capture lacks; docs/formats.md explains them."""
 
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """A field, or a property, of a result.
+    """A field or a property of a result that is declared as a column.
 
     Attributes:
-        name: Its name in the result; the ending tells the unit.
+        name: Name of the field or property; its ending tells the unit (``_ns``, ``_ratio``, ...).
         meaning: A description without a period.
-        null: When it is null, apart from what ``needs`` says.
-        needs: If a capture hides one of these, the figure is null.
-        measure: Returns the values of all rows of a rank; ``None`` if the result's own function does it.
-        adds_up: Whether a table may sum its values over rows.
-        skips_unknown: Whether the sum leaves unknown values out; otherwise one of them makes it null.
-        key: Its key in tables, with the unit that tables show.
+        null: When the value is null, apart from what ``needs`` says.
+        needs: If a capture lacks one of these, the value is null.
+        measure: Returns the values of all rows of a rank; ``None`` if the function that makes the result sets them.
+        adds_up: Whether a table may sum the values over rows.
+        skips_unknown: Whether the sum leaves unknown values out; otherwise one unknown value makes the sum null.
+        key: Its key in tables, with the unit that tables show; empty: it is made from the name.
         stays: How important it is in a table, see :class:`Column`; ``None`` if no table shows it.
-        shown_above: Tables have the column only if a value is larger than this.
-        in_document: Whether JSON has it.
-        is_instant: Whether it is a time of the file's clock, which may be negative. Tables show the time since another.
-        is_signed: Whether it is a length of time that may be negative.
-        holds: The result that it is, if it has columns itself.
-        parts: What tables and frames show in its place.
-        get: Returns the value for a result, if it is no attribute of it.
-        describes: Whether it says what a row is about.
-        called: Heading for people, if it is not made from the key.
-        decimals: Decimals in tables, if they are not those of the unit.
+        shown_above: Tables have the column only if a value is larger than this; ``None``: always.
+        in_document: Whether JSON documents have it.
+        is_instant: Whether the value is a time of the file's clock, which may be negative. Tables show it as the time
+            since an origin.
+        is_signed: Whether the value is a length of time that may be negative.
+        holds: The class of the value if the value is a result itself, whose columns are shown instead.
+        parts: Columns that tables and frames show instead of this one.
+        get: Returns the value for a result; ``None``: the value is the attribute ``name``.
+        describes: Whether the value says what a row is about.
+        called: Heading for people; empty: it is made from the key.
+        decimals: Decimals in tables; ``None``: as usual for the unit.
         on_page: Whether the page about a step of a run, which lists its collectives, has the column.
-        after: Name of the column before it, of a property; the last one if empty.
+        after: For a property, the name of the column that it follows; empty: it is the last one.
     """
 
     name: str
@@ -148,6 +151,7 @@ class ResultColumn:
 
     @cached_property
     def unit(self) -> str:
+        """The unit of the values, as the ending of the name tells it; empty for text and plain numbers."""
         if self.name == "ns" or self.name.endswith("_ns"):
             return "ns"
         if self.name.endswith("_ratio"):
@@ -163,10 +167,12 @@ class ResultColumn:
 
     @cached_property
     def table_key(self) -> str:
+        """The key in tables: :attr:`key`, else the name, with ``_ms`` for a time."""
         return self.key or (f"{self.name.removesuffix('_ns')}_ms" if self.unit == "ns" else self.name)
 
     @property
     def table_column(self) -> Column:
+        """The column of a table that shows this column; ``stays`` must not be ``None``."""
         of_unit = {"ns": 2, "bytes/s": 2, "0 to 1": 1}.get(self.unit, 0)
         decimals = of_unit if self.decimals is None else self.decimals
         assert self.stays is not None
@@ -174,27 +180,35 @@ class ResultColumn:
         return Column(self.table_key, self.meaning, self.stays, decimals, align, self.called)
 
     def of(self, result: Any) -> Any:
+        """Return the value of this column for a result."""
         return self.get(result) if self.get else getattr(result, self.name)
 
     def add_up(self, values: Sequence[int | None]) -> int | None:
-        """The sum over rows; ``None`` if it is not known."""
+        """Return the sum of the values of rows; ``None`` if it is not known, see ``skips_unknown``."""
         known = [value for value in values if value is not None]
         is_known = known and (self.skips_unknown or len(known) == len(values))
         return sum(known) if is_known else None
 
     def table_value(self, value: Any, origin_ns: int = 0) -> Value:
-        """The value in the unit of tables; a time is that since ``origin_ns``, and empty text is no value."""
+        """Return a value in the unit of tables: ms (or us by its key), per cent, GB/s; empty text becomes ``None``.
+
+        An instant becomes the time since ``origin_ns``.
+        """
         if value is None or isinstance(value, str):
             return value or None
         if self.unit == "ns":
             of_table = 1e3 if self.table_key.endswith("_us") else 1e6
             return float((value - origin_ns if self.is_instant else value) / of_table)
+        # Functions, as only the conversion of this unit is to be computed; a value of another unit stays as it is.
         shown: Value = {"0 to 1": lambda: value * 100, "bytes/s": lambda: value / 1e9}.get(self.unit, lambda: value)()
         return shown
 
 
 def column(meaning: str, *, default: Any = NO_DEFAULT, default_factory: Any = NO_DEFAULT, **rules: Any) -> Any:
-    """Declare a field of a result; ``rules`` are attributes of :class:`ResultColumn`."""
+    """Declare a field of a result as a column; ``rules`` are attributes of :class:`ResultColumn`.
+
+    ``default`` and ``default_factory`` are those of the dataclass field.
+    """
     declared = {"column": ResultColumn("", meaning, **rules)}
     return field(default=default, default_factory=default_factory, metadata=declared)
 
@@ -211,8 +225,9 @@ def derived(meaning: str, **rules: Any) -> Callable[[Getter], Getter]:
 
 @cache
 def result_columns(kind: type) -> tuple[ResultColumn, ...]:
-    """The columns that a result declares, in the order in which everything shows them."""
+    """Return the columns that a class of results declares, in the order in which they are shown everywhere."""
     found = [replace(item.metadata["column"], name=item.name) for item in fields(kind) if "column" in item.metadata]
+    # Properties: each goes behind the column that it names with ``after``, else to the end.
     for value in vars(kind).values():
         declared = getattr(value.fget, "column", None) if isinstance(value, property) else None
         if declared is not None:
@@ -222,7 +237,7 @@ def result_columns(kind: type) -> tuple[ResultColumn, ...]:
 
 
 def table_columns(kind: type) -> list[ResultColumn]:
-    """The columns that tables show of a result, with those of the results in it."""
+    """Return the columns of a class of results that tables show, with those of the results that it holds."""
     shown: list[ResultColumn] = []
     for one in result_columns(kind):
         if one.holds is not None:
@@ -233,7 +248,10 @@ def table_columns(kind: type) -> list[ResultColumn]:
 
 
 def table_rows(results: Sequence[Any]) -> list[Row]:
-    """A row for each result of one kind, by the keys and in the units of tables."""
+    """Return a table row for each result; all results are of one class.
+
+    A column with ``shown_above`` is left out if no value is larger than that.
+    """
     rows = [table_row(result) for result in results]
     for one in table_columns(type(results[0])) if results else ():
         values = [row[one.table_key] for row in rows]
@@ -243,7 +261,11 @@ def table_rows(results: Sequence[Any]) -> list[Row]:
 
 
 def table_row(result: Any, kind: type | None = None, origin_ns: int = 0) -> Row:
-    """The row of a result, or an empty one of its kind; times are those since ``origin_ns``."""
+    """Return the table row of a result: its values by the keys and in the units of tables.
+
+    If ``result`` is ``None``, all values of the row are ``None``, and ``kind`` is the class of the result. Instants are
+    shown as times since ``origin_ns``.
+    """
     row: Row = {}
     for one in result_columns(kind or type(result)):
         if one.holds is not None:
@@ -255,11 +277,12 @@ def table_row(result: Any, kind: type | None = None, origin_ns: int = 0) -> Row:
 
 
 def _number(value: Value) -> float:
+    """Return a value if it is a number, else 0."""
     return value if isinstance(value, (int, float)) else 0
 
 
 def document_of(result: Any, **instead: Any) -> dict[str, Any]:
-    """The columns of a result that JSON has, by name; ``instead`` are values in place of the result's own."""
+    """Return the values of a result that JSON has, by column name; ``instead`` replaces values of the result."""
     kind: type = type(result)
     # Captures have thousands of steps: what is a number or text already is not looked at twice.
     return {
@@ -271,15 +294,17 @@ def document_of(result: Any, **instead: Any) -> dict[str, Any]:
 
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
+"""Types of values that JSON takes as they are."""
 
 
 @cache
 def _document_getters(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return name and getter of each column of a class of results that JSON has."""
     return tuple((one.name, one.get or attrgetter(one.name)) for one in result_columns(kind) if one.in_document)
 
 
 def _plain(value: Any) -> Any:
-    """Results in a result as dictionaries."""
+    """Return a value as JSON takes it: tuples become lists, and results or other dataclasses dictionaries."""
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     if not is_dataclass(value) or isinstance(value, type):
@@ -289,7 +314,11 @@ def _plain(value: Any) -> Any:
 
 
 def frame_row(result: Any, kind: type | None = None) -> dict[str, Any]:
-    """All columns of a result, or empty ones of its kind; those of a result in it begin with its name."""
+    """Return all values of a result, by the names of the columns of a data frame.
+
+    The values of a result that it holds get names that begin with the name of that column. If ``result`` is ``None``,
+    all values are ``None``, and ``kind`` is the class of the result.
+    """
     row: dict[str, Any] = {}
     for one in result_columns(kind or type(result)):
         if one.holds is not None:
@@ -302,11 +331,11 @@ def frame_row(result: Any, kind: type | None = None) -> dict[str, Any]:
 
 
 def frame_names(kind: type) -> list[str]:
-    """The names of the columns of a frame."""
+    """Return the names of the columns of a data frame of such results."""
     return list(frame_row(None, kind))
 
 
 def hidden_fields(kind: type, hidden: Hidden) -> dict[str, Any]:
-    """The fields of a result that are null if a capture hides this, each with ``None``."""
+    """Return the fields of a class of results that need what a capture lacks, each with the value ``None``."""
     names = {item.name for item in fields(kind)}
     return dict.fromkeys(one.name for one in result_columns(kind) if one.needs & hidden and one.name in names)

@@ -1,11 +1,11 @@
-"""What communicates: kernels, by the library that they belong to, and operations, by the words of a name.
+"""Tells by a kernel's name to which communication library it belongs, and by any name which operation it stands for.
 
-Names of several kinds tell an operation: kernels (``ncclDevKernel_AllReduce_...``), ranges of torch
+Names of several kinds stand for an operation: kernels (``ncclDevKernel_AllReduce_...``), ranges of torch
 (``nccl:all_reduce``), calls of NCCL (``ncclAllReduce``), operators (``c10d::allreduce_``), and what Kineto records
-with a kernel (``_allgather_base``). So the words are common to all, and a library only adds its own.
+with a kernel (``_allgather_base``). So one list of words serves all of them, and a library only adds words of its own.
 
-Kernels that belong to no library of this table compute, unless torch.profiler recorded a collective's arguments with
-them, or the user names them with ``--comm-pattern``.
+A kernel that belongs to none of :data:`LIBRARIES` counts as compute, unless torch.profiler recorded a collective's
+arguments with it, or the user names it with ``--comm-pattern``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ POINT_TO_POINT = "send_recv"
 PEER_COPY = "peer_copy"
 """A copy from one device to another."""
 DEVICE_BARRIER = "device_barrier"
-"""A kernel in which devices wait for each other, around copies for example; ``dist.barrier()`` launches none."""
+"""A kernel in which devices wait for each other, for example around copies. ``dist.barrier()`` does not launch it."""
 NOTIFY = "notify"
-"""A kernel that prepares a collective, such as DeepEP's that tells peers the sizes: a part of that operation."""
+"""A kernel that prepares a collective and is a part of it, such as DeepEP's kernel that tells peers the sizes."""
 
 OPERATIONS = (
     *(NOTIFY, BARRIER, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, POINT_TO_POINT, GATHER, SCATTER),
@@ -32,10 +32,13 @@ OPERATIONS = (
 """All known operations; tables store an index into this tuple."""
 
 REDUCTIONS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE)
-"""Operations that add up, which copies alone cannot do."""
+"""Operations that add values up, so they cannot be made of copies alone."""
 
 Words = Sequence[tuple[str, str | None]]
-"""Letters within a name (lower case, without all else) and the operation that they mean; ``None``: it is not known."""
+"""Pairs of a word and the operation that it stands for; ``None``: the operation is not known.
+
+A word is looked for in the letters of a name: in lower case, without digits, underscores and all else.
+"""
 
 _COMMON: Words = (
     ("allreducebarrier", BARRIER),  # nccl:all_reduce_barrier
@@ -53,7 +56,7 @@ _COMMON: Words = (
     ("barrier", BARRIER),
     ("reduce", REDUCE),
 )
-"""Words of all libraries; the first that a name holds counts, so longer words come before the words within them."""
+"""Words of all libraries. The first word that a name holds counts, so a longer word stands before the words in it."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,11 @@ class Library:
     """Kernels of a communication library.
 
     Attributes:
-        name: The library, and what distinguishes these kernels from others of it.
-        pattern: Regular expression that finds one of their names; case is ignored.
-        examples: A name for each rule, and the operation that it stands for.
-        seen: Where such names come from.
-        words: The library's own words; they count before the common ones.
+        name: The library, and which of its kernels these are.
+        pattern: Regular expression that is found in the names of these kernels; case is ignored.
+        examples: For each rule a kernel's name and the operation that it stands for.
+        seen: Where the names come from.
+        words: Words of this library; they count before the common words.
         otherwise: The operation of a name without any known word.
     """
 
@@ -81,9 +84,11 @@ class Library:
         return re.compile(self.pattern, re.IGNORECASE)
 
     def has(self, kernel: str) -> bool:
+        """Whether a kernel with this name belongs to the library."""
         return self._expression.search(kernel) is not None
 
     def operation_of(self, kernel: str) -> str | None:
+        """Return the operation that a name of this library stands for; ``None`` if it is not known."""
         letters = _letters(kernel)
         found = (operation for word, operation in (*self.words, *_COMMON) if word in letters)
         return next(found, self.otherwise)
@@ -348,19 +353,20 @@ LIBRARIES = (
         "none yet: any kernel that names NCCL is taken for one",
     ),
 )
-"""All known libraries. The first that has a kernel counts, so a general pattern comes after the special ones."""
+"""All known libraries. The first one that has a kernel counts, so a general pattern comes after the special ones."""
 MOST_NAMES = 1 << 13
-"""So many names are matched once; runs of many ranks have the same names in all files."""
+"""The number of names for which the result is kept: in a run of many ranks each file has the same names."""
 
 
 @lru_cache(MOST_NAMES)
 def library_of(kernel: str) -> Library | None:
+    """Return the communication library to which a kernel belongs, by its name; ``None`` if it computes."""
     return next((library for library in LIBRARIES if library.has(kernel)), None)
 
 
 @lru_cache(MOST_NAMES)
 def operation_of(name: str) -> str | None:
-    """The operation that a name stands for; ``None`` if unknown, as for ``ncclDevKernel_Generic``.
+    """Return the operation that a name stands for; ``None`` if unknown, as for ``ncclDevKernel_Generic``.
 
     >>> operation_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'all_reduce'
@@ -374,4 +380,5 @@ def operation_of(name: str) -> str | None:
 
 
 def _letters(name: str) -> str:
+    """Return only the letters of a name, in lower case."""
     return re.sub(r"[^a-z]", "", name.lower())

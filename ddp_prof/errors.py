@@ -1,4 +1,4 @@
-"""The errors of this package: each says on one printable line what is wrong, where, and what to do."""
+"""The errors of this package: each message says on one printable line what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TraceError(DdpProfError):
 
 @contextmanager
 def naming_limits(path: Path) -> Iterator[None]:
-    """Turn an error of Python about a lack of memory or of depth into a TraceError that names the trace."""
+    """Raise a TraceError for ``path``, a trace, if the block lacks memory or recurses too deep; other errors pass."""
     try:
         yield
     except RecursionError as error:
@@ -49,18 +49,22 @@ def naming_limits(path: Path) -> Iterator[None]:
 
 
 MAY_LACK_MEMORY = (ImportError, RuntimeError)
+"""Errors besides MemoryError whose cause may be a lack of memory; :func:`lacks_memory` tells."""
 _NO_MEMORY = re.compile(r"failed to map segment|[Cc]annot allocate memory|can't start new thread")
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error is about a lack of memory: also that a library cannot be loaded, or a thread not be started."""
-    if isinstance(error, DdpProfError):  # which says in its own words what is wrong
+    """Whether the cause of an error is a lack of memory, also when a library could not be loaded or a thread started.
+
+    False for errors of this package.
+    """
+    if isinstance(error, DdpProfError):  # its message says what is wrong
         return False
     return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 
 class InterruptedReadingError(TraceError):
-    """Reading many traces was interrupted; ``path`` is the first one that was not read. What was read is shown."""
+    """Reading many traces was interrupted; ``path`` is the first trace that was not read. What was read is shown."""
 
     def __init__(self, path: Path, unread: int, traces: int) -> None:
         super().__init__(path, f"interrupted: {unread} of {traces} traces were not read", "run the command again")
@@ -83,11 +87,11 @@ class WorkloadError(DdpProfError):
 class OutOfMemoryError(WorkloadError):
     """A rank needs more memory than its device, the machine or a limit gives it."""
 
-    exit_code = 4  # 3 is that of a gate that is not met
+    exit_code = 4  # 3 is the exit code of a gate that is not met
 
 
 def shell_quote(name: object) -> str:
-    r"""Quote a name for a shell, on one line: ``'a b'``, or ``$'a\nb'`` where it holds characters that control."""
+    r"""Return a name quoted for a shell, on one line: ``'a b'``, or ``$'a\x0ab'`` if it holds control characters."""
     text = str(name)
     if printable(text) == text:
         return quote(text)
@@ -114,5 +118,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Do the same for each line."""
+    """Return the text with each of its lines made :func:`printable`; the lines stay lines."""
     return "\n".join(map(printable, text.split("\n")))

@@ -25,10 +25,13 @@ RANKS_PER_GPU = "ranks_per_gpu"
 """Key of ``Manifest.options``, and field of the ``process`` range: how many ranks share a GPU."""
 
 _MOST = 2**53
+"""More than any number of a manifest can be."""
 MOST_RANKS = 1 << 20
-"""More than any job has: larger numbers are no ranks and no world sizes."""
+"""More ranks than any job has: a larger number is no rank and no world size."""
 _LONGEST = 1000
+"""The most characters of a text in a manifest."""
 _MOST_BYTES = 1 << 24
+"""The most bytes of a ``run.json``."""
 
 Item = TypeVar("Item")
 
@@ -51,7 +54,7 @@ class Parameter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its gradient, by the number at the end of the data type: ``float32``, ``torch.bfloat16``."""
+        """The bytes of its gradient. The number at the end of the data type is the bits of an element: ``float32``."""
         bits = re.search(r"(\d+)\D*$", self.dtype)
         return self.numel * max(1, int(bits[1]) // 8 if bits else 1)
 
@@ -62,9 +65,10 @@ class HostTimes:
 
     Attributes:
         is_synchronized: Whether the host waited for the device at each change of phase.
+        step: Number of the step, counted separately for measured and for synchronized steps.
         communication_ns: From the end of backward until the variant has synchronized all gradients. Torch's DDP waits
-            within backward: this wait counts here and in ``backward_ns``. Unknown for fsdp, and for torch without its
-            communication hook.
+            within backward: this wait counts both here and in ``backward_ns``. Unknown for fsdp, and for torch without
+            its communication hook.
     """
 
     is_synchronized: bool
@@ -78,7 +82,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """Blocking all-reduces of one size: how many were timed on rank 0, and their times."""
+    """The times of blocking collectives of one message size on rank 0; ``calls`` is how many were timed."""
 
     bytes: int
     calls: int
@@ -93,19 +97,21 @@ class Manifest:
     Attributes:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
         bucket_size_mb: Cap of a bucket in MiB; ``None`` if the variant takes no bucket size, or has no cap.
+        batch_size: Sequences per step of all ranks together, of ``seq_len`` tokens each.
         step_seconds: Host time of each measured step on rank 0, including the cost of the profiler.
         communication_seconds: Time that rank 0 waited for communication in each measured step: on a CPU the host, on a
             GPU the device; empty if unknown.
-        final_loss: ``None`` if it was not finite, because training diverged.
+        final_loss: Loss of the last measured step; ``None`` if it was not finite, because training diverged.
         profiler: The profiler that recorded the run, with its version; ``None`` for an unprofiled run.
-        key: Digest of machine, settings and code; a finished run is skipped only if it is unchanged.
+        key: Digest of machine, settings and code. A run whose ``run.json`` exists is skipped if its digest is the same.
         parameters: The model's parameters in the order of ``model.parameters()``; with ``bucket`` and ``params`` of the
             ranges they give the content of each bucket.
-        host_times: The measured steps, then the synchronized ones.
-        messages: Messages of the synchronized steps, if the variant blocks in each all-reduce.
-        collectives, communicated_bytes: Number, and sum of the message sizes, per step and rank; ``None`` without
-            synchronized steps, which count them.
-        peak_memory_bytes: Largest of all ranks: memory allocated on the GPU, or resident memory on a CPU.
+        options: Further settings and facts by name, such as ``lr``, ``buckets`` and ``state_bytes``.
+        host_times: The times of the measured steps, then of the synchronized steps.
+        messages: The collectives of the synchronized steps by message size, if the variant waits for each collective.
+        collectives: Number of collectives per step and rank; ``None`` without synchronized steps, which count them.
+        communicated_bytes: Sum of the message sizes of these collectives.
+        peak_memory_bytes: Largest peak of all ranks: memory allocated on the GPU, or resident memory on a CPU.
     """
 
     variant: str
@@ -158,11 +164,14 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
 
 
 def label_of_ranks(labels: Sequence[str]) -> str:
-    """Return the label of a run of several files: ``job_rank{0-7}`` if their names differ in one number."""
+    """Return one label for a run of several files: ``job_rank{0-7}`` if their labels differ in one number only.
+
+    Otherwise it is the first label and the number of further ones.
+    """
     names = list(dict.fromkeys(labels))
     if len(names) == 1:
         return names[0]
-    tokens = [re.split(r"(\d+)", name) for name in names]
+    tokens = [re.split(r"(\d+)", name) for name in names]  # texts and numbers in turns
     if len({len(parts) for parts in tokens}) == 1:
         differ = [place for place, parts in enumerate(zip(*tokens, strict=True)) if len({*parts}) > 1]
         if len(differ) == 1 and differ[0] % 2:  # texts are at even places, numbers at odd ones
@@ -172,12 +181,15 @@ def label_of_ranks(labels: Sequence[str]) -> str:
 
 
 def device_of(devices: Iterable[str]) -> str:
-    """Return ``cuda`` if a file of the run has that device: some files of a GPU job may hold no device's work."""
-    return max(devices, default="cpu")  # "cpu" comes first
+    """Return the device of a run from those of its files: ``cpu`` only if no file has another.
+
+    Some files of a GPU job may hold no work of a device.
+    """
+    return max(devices, default="cpu")  # in the order of the alphabet "cpu" comes before "cuda" and "rocm"
 
 
 def distinct_names(files: Iterable[Path]) -> dict[Path, str]:
-    """Return a name for each file: its own, with its last folders if several files have the same name."""
+    """Return a name for each file: its file name, with its last folders if several files have the same file name."""
     alike: dict[str, set[Path]] = {}
     for file in files:
         alike.setdefault(file.name, set()).add(file)
@@ -185,7 +197,7 @@ def distinct_names(files: Iterable[Path]) -> dict[Path, str]:
 
 
 def distinct_ends(paths: Collection[Path]) -> dict[Path, str]:
-    """Return the last parts of different paths, as few as tell them apart: ``before/train``, ``after/train``."""
+    """Return for each path its last parts, as few as distinguish all paths: ``before/train``, ``after/train``."""
     parts = 1
     while len({path.parts[-parts:] for path in paths}) < len(paths):
         parts += 1
@@ -193,8 +205,8 @@ def distinct_ends(paths: Collection[Path]) -> dict[Path, str]:
 
 
 def format_ranges(numbers: Sequence[int], between: str = ", ") -> str:
-    """Return ``1-3, 5`` for 1, 2, 3, 5."""
-    runs: list[list[int]] = []
+    """Return ascending numbers as ranges: ``1-3, 5`` for 1, 2, 3, 5; ``between`` stands between two ranges."""
+    runs: list[list[int]] = []  # first number and, if it is another, last number of each range
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1][1:] = [number]
@@ -204,6 +216,7 @@ def format_ranges(numbers: Sequence[int], between: str = ", ") -> str:
 
 
 def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
+    """Return why the figures of a run are not representative; empty if they are."""
     caveats = []
     sharing = manifest.options.get(RANKS_PER_GPU)
     if isinstance(sharing, int) and sharing > 1:
@@ -214,7 +227,10 @@ def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
 
 
 def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
-    """Sort runs by variant and bucket size; keep their order unless all are of known variants."""
+    """Return runs sorted by variant, bucket size and options; in their given order if a variant is unknown.
+
+    ``manifest_of`` returns the manifest of an item, ``None`` if it has none.
+    """
     manifests = [manifest_of(item) for item in items]
     if not all(manifest and manifest.variant in VARIANTS for manifest in manifests):
         return list(items)
@@ -227,6 +243,7 @@ def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manife
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write a ``run.json``; raises as :func:`ddp_prof.atomic_file.atomic_write`."""
     record = {**asdict(manifest), "caveats": [caveat.value for caveat in caveats_of(manifest)]}
     if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
         record["final_loss"] = None
@@ -235,7 +252,10 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 
 def load_manifest(path: Path) -> Manifest | None:
-    """Read a manifest; return ``None`` if there is none. Raises TraceError if it is not ours or cannot be true."""
+    """Return the manifest at a path; ``None`` if there is none.
+
+    Raises TraceError if the file is no ``run.json`` of this package, or contradicts itself.
+    """
     if not is_file(path):
         return None
     import msgspec
@@ -255,11 +275,14 @@ def load_manifest(path: Path) -> Manifest | None:
 
 def _problem(manifest: Manifest) -> str | None:
     """Describe a contradiction in a manifest with correct types; ``None`` if there is none."""
+    # Numbers: not negative, and at least one rank.
     for name in ("world_size", "steps", "warmup", "batch_size", "seq_len", "bucket_size_mb"):
         number = getattr(manifest, name)
         most = MOST_RANKS if name == "world_size" else _MOST
+        # ``name == "world_size"`` is 1 for the world size and 0 for all others: the least value.
         if number is not None and not (name == "world_size") <= number < most:
             return f"{name} is {number:g}"
+    # Texts must not be too long.
     for name in ("variant", "backend", "device", "model_size", "profiler", "created"):
         if len(getattr(manifest, name) or "") > _LONGEST:
             return f"{name} is longer than {_LONGEST} characters"

@@ -1,4 +1,4 @@
-"""How a process of ``multiprocessing`` is started that only runs functions of this package."""
+"""Starts processes of ``multiprocessing`` that run only functions of this package."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import ModuleType
 
 @contextmanager
 def without_main_module() -> Iterator[None]:
-    """Let a process that is started here not run the main module of this program.
+    """Keep processes that are started in the block from running the main module of this program.
 
-    By default ``multiprocessing`` runs it in each new process, since functions to call may be in it. A script without
-    ``if __name__ == "__main__"`` is then run as a whole by each worker, and nothing is read before these have ended.
+    By default ``multiprocessing`` runs the main module in each new process, since functions to call may be in it. If it
+    is a script without ``if __name__ == "__main__"``, each worker then runs the whole script.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")  # has no file that a new process could run

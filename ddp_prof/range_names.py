@@ -1,4 +1,4 @@
-"""The grammar of range names, the contract between programs that are captured and the readers of captures.
+"""The grammar of range names: captured programs write them, and the readers of captures understand them.
 
 A range name is a name and fields, separated by ``|``::
 
@@ -18,9 +18,9 @@ A range name is a name and fields, separated by ``|``::
 
 An optimizer that updates one bucket, within backward or synchronize, names the bucket. ``late=1`` marks the collective
 of gradients that arrived after their bucket was sent. ``group`` is the name of the process group, the same on all its
-ranks, and ``ranks`` is their number. A step that holds a range with ``unfinished=1`` is not complete,
-because the program ended in it. If DDP's own all-reduces have no ranges, ``buckets`` gives their sizes before a
-backward pass, and the number of other all-reduces after them.
+ranks, and ``ranks`` is the number of its ranks. A step that holds a range with ``unfinished=1`` is not complete,
+because the program ended in it. If DDP's own all-reduces have no ranges, a range ``buckets`` before a backward pass
+holds their sizes in bytes, in ``bytes``, and the number of other all-reduces that follow them, in ``others``.
 
 A trace also holds ranges of other programs, so parsing never fails: a foreign name is a name without fields.
 This module needs only Python, so that any program can use it.
@@ -35,7 +35,7 @@ DOMAIN = "ddp_prof"
 """The NVTX domain of our ranges."""
 
 OPERATOR_PREFIX = f"{DOMAIN}|"
-"""Start of the names of our ranges if torch.profiler records them as operators."""
+"""What stands before the names of our ranges if torch.profiler records them as operators."""
 
 PROCESS = "process"
 STEP = "step"
@@ -50,7 +50,8 @@ BROADCAST = "broadcast"
 BUCKETS = "buckets"
 
 COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
-"""Ranges of one collective each; ``bytes`` is the larger buffer: input of a reduce-scatter, output of an all-gather."""
+"""Names of ranges of one collective each. Its ``bytes`` are those of the larger buffer: the input of a reduce-scatter,
+the output of an all-gather."""
 
 PHASES = (FORWARD, BACKWARD, SYNCHRONIZE, OPTIMIZER)
 """The parts of a step, in the order in which they run."""
@@ -65,18 +66,18 @@ class Range(NamedTuple):
     fields: dict[str, Value]
 
     def number(self, key: str) -> int | None:
-        """Return a field as a whole number, ``None`` if it is absent or no number."""
+        """Return the value of a field as a whole number; ``None`` if the field is absent or no number."""
         value = self.fields.get(key)
         return value if isinstance(value, int) else None
 
     def text(self, key: str) -> str | None:
-        """Return a field as text, ``None`` if it is absent."""
+        """Return the value of a field as text; ``None`` if the field is absent."""
         value = self.fields.get(key)
         return None if value is None else str(value)
 
 
 def format_range(name: str, **fields: Value) -> str:
-    """Write a range name; :func:`parse_range` reads it back.
+    """Return the text of a range name with its fields; :func:`parse_range` reads it back.
 
     Raises:
         ValueError: A part contains ``|``, or the name or a key contains ``=``.
@@ -88,14 +89,14 @@ def format_range(name: str, **fields: Value) -> str:
 
 
 def parse_range(text: str) -> Range:
-    """Read a range name; a name that does not follow the grammar is returned whole, without fields."""
+    """Return the name and the fields of a range name; text that is not of this grammar is a name without fields."""
     name, *pairs = text.split("|")
     fields: dict[str, Value] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             return Range(text, {})
-        # A number is one that format_range would write so; all else is text.
+        # A number only if format_range would write it in this way; ``007`` and numbers beyond 64 bits are text.
         digits = value.removeprefix("-")
         is_number = digits.isascii() and digits.isdigit() and len(digits) < 19 and value == str(int(value))
         fields[key] = int(value) if is_number else value
@@ -103,6 +104,6 @@ def parse_range(text: str) -> Range:
 
 
 def parse_ranges(names: Sequence[str], *kinds: str) -> dict[int, Range]:
-    """Return our ranges of these kinds, by their position among ``names``."""
+    """Return the parsed names that begin with one of ``kinds`` and have fields, by their position in ``names``."""
     starts = tuple(f"{kind}|" for kind in kinds)
     return {index: parse_range(name) for index, name in enumerate(names) if name.startswith(starts)}

@@ -1,4 +1,4 @@
-"""The configuration of one run of the workload, for its command line, capture, ``run.json`` and database row.
+"""The configuration of one run of the workload; command lines, ``run.json`` and database rows are made from it.
 
 Options of ``python -m ddp_prof.train`` have the names and defaults of the fields here.
 """
@@ -14,10 +14,11 @@ from ddp_prof.variants import VARIANTS, variant_extras, variant_label
 MANIFEST_FIELDS = ("variant", "bucket_size_mb", "model_size", "batch_size", "seq_len", "steps", "warmup", "seed")
 """Fields that a ``run.json`` has under the same names."""
 FAULTS = ("nothing", "host-sync", "one-bucket", "reversed", "slow-rank", "starved")
-"""Faults that ``--inject`` can put into a run, to test the doctor."""
+"""Faults that ``--inject`` can put into a run, to test whether ``ddp-prof doctor`` finds them."""
 LEARNING_RATE = 1e-3
 """Learning rate of AdamW."""
 NUMERICS = ("precision", "tf32", "compile", "activation_checkpointing")
+"""Fields that determine how the model is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +80,15 @@ class RunConfig:
         return [word for field in fields(RunConfig) if field.name not in leave_out for word in self._option(field.name)]
 
     def script_argv(self) -> list[str]:
-        """Return the arguments of ``scripts/profile_variant.sh``, which takes NGPU and DEVICE from its environment."""
+        """Return the arguments of ``scripts/profile_variant.sh`` for this configuration.
+
+        They lack the number of ranks and the device, which the script takes from its environment (NGPU and DEVICE).
+        """
         others = self.argv(leave_out={"variant", "bucket_size_mb", "world_size", "device"})
         return [self.variant, *self._option("bucket_size_mb"), "--", *others]
 
     def manifest_options(self) -> dict[str, Any]:
+        """Return the settings that a ``run.json`` holds as ``options``; a fault only if there is one."""
         fault = ("inject",) if self.inject != FAULTS[0] else ()
         names = (
             "comm_hook",
@@ -96,12 +101,12 @@ class RunConfig:
         return {"lr": LEARNING_RATE, **{name: getattr(self, name) for name in names}}
 
     def row_fields(self) -> dict[str, Any]:
-        """Return the columns of the results database that hold settings."""
+        """Return the settings by the names of their columns in the results database."""
         names = ("variant", "bucket_size_mb", "model_size", "local_batch_size", "seq_len", "warmup", "steps")
         return {"world_size": self.world_size or 1, **{name: getattr(self, name) for name in names}}
 
     def _option(self, name: str) -> list[str]:
-        """Return one option with its value; nothing if it is off or the workload chooses it."""
+        """Return the words of one field's option on a command line; none if it is off or the workload chooses it."""
         flag, value = f"--{name.replace('_', '-')}", getattr(self, name)
         if name == "bucket_size_mb" and value is None and VARIANTS[self.variant].can_be_uncapped:
             return [flag, "none"]

@@ -1,4 +1,4 @@
-"""Tables of columns; a column is a one-dimensional NumPy array with one element per row."""
+"""Tables of columns, and functions on columns; a column is a one-dimensional NumPy array with one element per row."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _MOST_FLAGS = 1 << 20
+"""Values that span less than this are numbered by a table of flags and not by sorting; see :func:`_codes`."""
 UNKNOWN = -1
-"""In a column: no value (no correlation, no name, size not known)."""
+"""Stands in a column where there is no value (no correlation, no name, size not known)."""
 NO_TIME = -(2**62)
-"""In a column of times: not known. It is earlier than all times of traces, which may be negative."""
+"""Stands in a column of times where a time is not known. It is less than any time of a trace, which may be negative."""
 
 
 class Brief:
-    """A dataclass whose repr is one short line, with the lengths of its collections instead of their values."""
+    """Base of dataclasses whose repr is one short line: it has the lengths of collections instead of their values."""
 
     __slots__ = ()
 
@@ -34,6 +35,7 @@ class Brief:
 
 
 def _brief(value: object) -> str:
+    """Return a short repr of a value: the class of a dataclass, the length of a collection, else the usual repr."""
     if is_dataclass(value) and not isinstance(value, Table):
         return f"<{type(value).__name__}>"
     if isinstance(value, Sized) and not isinstance(value, str | Table):
@@ -43,7 +45,7 @@ def _brief(value: object) -> str:
 
 @dataclass(frozen=True)
 class Table(Brief):
-    """Columns of equal length."""
+    """A dataclass whose fields are columns of equal length; raises ValueError if the lengths differ."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self)} rows>"
@@ -58,6 +60,7 @@ class Table(Brief):
 
 
 def column_names(kind: type[Table]) -> tuple[str, ...]:
+    """Return the names of a table's columns; they are kept, as ``fields`` is slow."""
     if kind not in _COLUMN_NAMES:
         _COLUMN_NAMES[kind] = tuple(item.name for item in fields(kind))
     return _COLUMN_NAMES[kind]
@@ -70,29 +73,33 @@ AnyTable = TypeVar("AnyTable", bound=Table)
 
 
 def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
-    """Return a table of the chosen rows; the same object if a mask chooses all."""
+    """Return a table of the chosen rows, given as a mask or as row numbers; the table itself if a mask chooses all."""
     if rows.dtype == np.bool_ and rows.all():
         return table
     chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
     columns = {}
     for name in column_names(type(table)):
         column = getattr(table, name)
-        # A column of one value, which takes no memory, stays such a column.
+        # A column with a stride of 0 holds one value for all rows and takes no memory; it stays such a column.
         is_constant = len(column) and not column.strides[0]
         columns[name] = np.broadcast_to(column[0], len(chosen)) if is_constant else column[chosen]
     return type(table)(**columns)
 
 
 def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
-    """Return the column's values at the rows, ``missing`` if the row is ``UNKNOWN``."""
+    """Return the column's value at each of the rows; ``missing`` where the row is ``UNKNOWN``."""
     return np.where(rows == UNKNOWN, missing, column[rows]) if len(column) else np.full_like(rows, missing)
 
 
 def is_among(values: Ints, others: Ints) -> Mask:
-    """Return which of the values occur among the others. Unlike ``np.isin`` it sorts the values, not the others."""
+    """Return for each of the values whether it occurs in ``others``.
+
+    It is fast if there are few values and ``others`` is long: unlike ``np.isin`` it sorts only the values.
+    """
     ordered, which = np.unique(values, return_inverse=True)
     if not len(ordered):
         return np.zeros(0, np.bool_)
+    # Look up each element of ``others`` among the sorted values, and mark the values that are found.
     at = np.minimum(np.searchsorted(ordered, others), len(ordered) - 1)
     found = np.zeros(len(ordered), np.bool_)
     found[at[ordered[at] == others]] = True
@@ -100,9 +107,9 @@ def is_among(values: Ints, others: Ints) -> Mask:
 
 
 def positions(rows: Ints, length: int) -> Ints:
-    """Return the position in ``rows`` of each number below ``length``, ``UNKNOWN`` for numbers that it lacks.
+    """Return the inverse of ``rows``: for each number from 0 to ``length - 1`` its position in ``rows``.
 
-    ``rows`` may hold ``UNKNOWN``.
+    It is ``UNKNOWN`` for numbers that ``rows`` does not hold. ``rows`` may hold ``UNKNOWN``.
     """
     found = np.full(length, UNKNOWN, np.int64)
     known = np.flatnonzero(rows != UNKNOWN)
@@ -111,7 +118,7 @@ def positions(rows: Ints, length: int) -> Ints:
 
 
 def begins_run(*columns: NDArray[Any]) -> Mask:
-    """Return which rows differ from the one before in any of the columns; the first row counts as different."""
+    """Return for each row whether it differs from the row before in any of the columns; the first row does."""
     begins = np.ones(len(columns[0]), np.bool_)
     begins[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return begins
@@ -122,17 +129,22 @@ def distinct(column: Ints) -> list[int]:
     if not len(column):
         return []
     low, high = int(column.min()), int(column.max())
-    if high - low > 1 << 24:
+    if high - low > 1 << 24:  # counting each number in between would take too much memory
         return [int(value) for value in np.unique(column)]
     return [low + row for row in np.flatnonzero(np.bincount(column - low)).tolist()]
 
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
-    """Return the first row of each distinct combination, and the number of the combination for each row."""
+    """Number the distinct combinations of values in a row 0, 1, 2, ...
+
+    Returns the first row of each combination, and for each row the number of its combination.
+    """
+    # ``which`` is the number of the combination of the columns so far, below ``values``. For each further column it is
+    # combined with the number of the column's value, below ``more``. Numbers without gaps are made only when needed.
     which, values = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         low, high = _range(column)
-        if low == high:
+        if low == high:  # a column of one value distinguishes no rows
             continue
         codes, more = _codes(column, low, high)
         if values > 1:
@@ -148,13 +160,17 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
 
 
 def _range(column: Ints) -> tuple[int, int]:
+    """Return the least and the largest value; at once for a column that holds one value for all rows (stride 0)."""
     if not len(column):
         return 0, 0
     return (int(column[0]),) * 2 if not column.strides[0] else (int(column.min()), int(column.max()))
 
 
 def _codes(column: Ints, low: int, high: int) -> tuple[Ints, int]:
-    """Return numbers from 0 on in the order of the values, which are within a range, and how many there may be."""
+    """Return for each row a number from 0 on for its value, in the order of the values, and a bound above all numbers.
+
+    ``low`` and ``high`` are the least and the largest value. Some numbers may not occur.
+    """
     if high - low < _MOST_FLAGS:
         return column - low, high - low + 1
     is_far = column >= low + _MOST_FLAGS
@@ -170,7 +186,10 @@ def _codes(column: Ints, low: int, high: int) -> tuple[Ints, int]:
 
 
 def _compact(codes: Ints, values: int) -> tuple[Ints, int]:
-    """Number those of the codes that occur 0, 1, 2, ...; several times faster than sorting."""
+    """Renumber codes 0, 1, 2, ... without gaps, in the same order; return the new codes and how many there are.
+
+    The codes are below ``values``. It is several times faster than sorting.
+    """
     seen = np.zeros(values, np.bool_)
     seen[codes] = True
     if seen.all():
@@ -180,7 +199,7 @@ def _compact(codes: Ints, values: int) -> tuple[Ints, int]:
 
 def count_before(group: Ints) -> Ints:
     """Return for each row how many rows of its group come before it."""
-    order = np.argsort(group, kind="stable")
+    order = np.argsort(group, kind="stable")  # groups one after another, the rows of a group in their order
     first = np.searchsorted(group[order], group[order])
     found = np.empty(len(group), np.int64)
     found[order] = np.arange(len(group)) - first
@@ -188,12 +207,13 @@ def count_before(group: Ints) -> Ints:
 
 
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
+    """Return a table with the rows of all tables, in this order."""
     tables = (first, *others)
     return type(first)(*(_joined([getattr(t, name) for t in tables]) for name in column_names(type(first))))
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
-    """Concatenate columns; if all rows have one value, the result takes no memory."""
+    """Concatenate columns; if each holds one value for all rows, and all the same, the result takes no memory."""
     some = [part for part in parts if len(part)]
     if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
         return np.broadcast_to(some[0][0], sum(map(len, some)))
@@ -211,37 +231,43 @@ def fill(kind: type[AnyTable], rows: int, /, **columns: Ints) -> AnyTable:
 
 
 class Sequences:
-    """An index of rows by group and place, which finds the rows before and after a place.
+    """An index that finds, within a group of rows, the row before or after a given place, for example a time.
 
     Args:
         group: Group of each row, a small number from 0 on.
-        place: Place of each row within its group.
+        place: Place of each row within its group, a whole number by which the rows of a group are ordered.
+
+    Raises:
+        ValueError: The places are too far apart for keys of 64 bits.
     """
 
     def __init__(self, group: Ints, place: Ints) -> None:
+        # A key of 64 bits holds group and place: group * span + place, so that keys sort by group, then place.
         self._low = int(place.min(initial=0))
         self._span = int(place.max(initial=0)) - self._low + 3
         if self._span * (int(group.max(initial=0)) + 2) >= 1 << 63:
             raise ValueError("places are too far apart")
         key = self._key(group, place)
         self.order = np.argsort(key, kind="stable")
-        """The rows by group and place."""
+        """The row numbers, sorted by group, then by place."""
         self._keys = key[self.order]
         self._group = group
 
     def _key(self, group: Ints, place: Ints) -> Ints:
+        """Return the keys; a place before or after all rows of the index is clipped to just before or after them."""
         key: Ints = group * self._span + np.clip(place - self._low + 1, 0, self._span - 1)
         return key
 
     def last_before(self, group: Ints, place: Ints) -> Ints:
-        """Return the last row before each place of a group, ``UNKNOWN`` if there is none."""
+        """Return for each pair of a group and a place the group's last row before that place, else ``UNKNOWN``."""
         return self._checked(np.searchsorted(self._keys, self._key(group, place)) - 1, group)
 
     def first_after(self, group: Ints, place: Ints) -> Ints:
-        """Return the first row after each place of a group, ``UNKNOWN`` if there is none."""
+        """Return for each pair of a group and a place the group's first row after that place, else ``UNKNOWN``."""
         return self._checked(np.searchsorted(self._keys, self._key(group, place), side="right"), group)
 
     def _checked(self, at: Ints, group: Ints) -> Ints:
+        """Return the rows at positions of the index; ``UNKNOWN`` if outside of it or if the row is of another group."""
         if not len(self.order):
             return np.full(len(at), UNKNOWN, np.int64)
         row = self.order[np.clip(at, 0, len(self.order) - 1)]

@@ -1,8 +1,10 @@
 """A trace: everything read from one capture, in tables of columns.
 
 The three main tables are ``Activities``, what a device did; ``Spans``, the ranges that the program marked; and
-``Calls``, what the host launched. Times are int64 nanoseconds on the trace's own clock, half-open ``[start, end)``.
-A trace is immutable.
+``Calls``, by which the host launched work. Times are int64 nanoseconds on the trace's own clock; a time interval
+includes its start and not its end. A trace is immutable.
+
+In all tables ``process`` is the number of the process to which a row belongs.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from ddp_prof.table import select as select
 from ddp_prof.table import take_or_unknown as take_or_unknown
 
 AUTOGRAD = "pt_autograd"
-"""Start of torch's names for the threads in which autograd computes backward; a number follows."""
+"""Start of the names of torch's threads in which autograd computes backward; a number follows."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "nsys-tables": "nsys", "kineto": "torch.profiler"}
-"""Names of profilers as users see them, by :attr:`Trace.source`."""
+"""The name of the profiler, as users see it, for each :attr:`Trace.source`."""
 
 
 class Kind(IntEnum):
@@ -62,11 +64,13 @@ class Activities(Table):
     """What a device did: kernels, copies, memory sets, and CUDA graphs that were recorded as one activity each.
 
     Attributes:
-        device: CUDA ordinal within the process.
+        device: Number of the device within the process (CUDA ordinal).
         lane: CUDA stream id.
-        name_id: Index into :attr:`Trace.names`.
-        kind, category: A :class:`Kind` and a :class:`Category`.
-        correlation: Id that the launching call of the same process also has; ``UNKNOWN`` if none was recorded.
+        name_id: Index of the name in :attr:`Trace.names`.
+        kind: A :class:`Kind`.
+        category: A :class:`Category`.
+        correlation: The id that the call that launched the activity also has, in the same process; ``UNKNOWN`` if none
+            was recorded.
         bytes: Size of a copy or a memory set; ``UNKNOWN`` for kernels.
     """
 
@@ -115,7 +119,7 @@ class Calls(Table):
 
 @dataclass(frozen=True)
 class CallDetails(Table):
-    """The end of each row of :class:`Calls`, and its name without the version that CUDA adds."""
+    """For each row of :class:`Calls` its end, and the index of its name, without the version that CUDA adds."""
 
     end_ns: Ints
     name_id: Ints
@@ -133,20 +137,23 @@ class SyncKind(IntEnum):
 
 
 HOST_WAITS = (SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE)
+"""The kinds of calls in which the host waits."""
 
 
 @dataclass(frozen=True)
 class Synchronizations(Table):
-    """Calls that make, or may make, a stream or the host wait, and calls that record the events waited for.
+    """Calls that make, or may make, a stream or the host wait, and calls that record the events for which they wait.
 
     Attributes:
         kind: A :class:`SyncKind`.
-        start_ns, end_ns: Start and end of the call on the host; ``NO_TIME`` if the call itself was not recorded.
+        start_ns: Start of the call on the host; ``NO_TIME`` if the call itself was not recorded.
+        end_ns: End of the call on the host; ``NO_TIME`` if the call itself was not recorded.
         thread: Thread that made the call; ``UNKNOWN`` if the call itself was not recorded.
         correlation: Number of the call; a process numbers its calls in their order.
         stream: The stream that waits, the stream that the host waits for, or the stream of the recorded event;
             :data:`NO_WORK` for a stream without work whose number is not known.
-        awaits: For waits for an event: the row of its record, ``UNKNOWN`` if the trace does not hold it.
+        awaits: For a wait for an event, the row of this table with the call that recorded the event; ``UNKNOWN`` if the
+            trace does not hold that call.
     """
 
     kind: Ints
@@ -161,21 +168,22 @@ class Synchronizations(Table):
 
 
 NO_WORK = -2
-"""A stream without work, whose number the profiler leaves out."""
+"""Stands for the number of a stream without work, which the profiler leaves out."""
 
 
 @dataclass(frozen=True)
 class CollectiveMetadata(Table):
-    """Facts about collectives that the profiler recorded besides their kernels; ``UNKNOWN`` if it did not.
+    """Facts about collectives that the profiler recorded besides their kernels; a fact is ``UNKNOWN`` if it did not.
 
     Attributes:
-        activity: Row in :class:`Activities` of the collective's kernel or copy; ``UNKNOWN`` for one of gloo.
-        op_id: Index into :attr:`Trace.names` of the operation, as the profiler names it.
+        activity: Row in :class:`Activities` of the collective's kernel or copy; ``UNKNOWN`` for a collective of gloo.
+        op_id: Index in :attr:`Trace.names` of the operation, as the profiler names it.
         bytes: Size of the input or the output, whichever is larger.
-        group_id: Index into :attr:`Trace.names` of the communicator's name, the same on all its ranks.
+        group_id: Index in :attr:`Trace.names` of the communicator's name, which is the same on all its ranks.
+        group_size: Number of ranks of the communicator.
         sequence: Number of the collective within the communicator.
-        span: Of a copy, the row in :class:`Spans` of the range that launched it: all copies of that range are one
-            operation. Of a collective of gloo, its own row there.
+        span: For a copy, the row in :class:`Spans` of the range that launched it: all copies of that range are one
+            operation. For a collective of gloo, the row in :class:`Spans` of its range.
     """
 
     activity: Ints
@@ -197,7 +205,7 @@ class Overhead(Table):
 
 @dataclass(frozen=True)
 class CollectiveCalls(Table):
-    """When the host called collectives: starts and names of torch's operators."""
+    """When the host called collectives: the start and the index of the name of each of torch's operators for it."""
 
     start_ns: Ints
     name_id: Ints
@@ -207,8 +215,8 @@ class CollectiveCalls(Table):
 class Operators(Table):
     """When the host computed: torch's operators, including nested ones, except those that call a collective.
 
-    ``is_backward`` is 1 for operators of autograd's engine. If such an operator calls a collective, it is 1 for the
-    other operators that it calls.
+    ``is_backward`` is 1 for operators of autograd's engine. An operator of the engine that calls a collective is not in
+    the table, but the other operators that it calls are, with 1.
     """
 
     start_ns: Ints
@@ -220,7 +228,11 @@ class Operators(Table):
 class UnresolvedNames:
     """How many kernels of a trace have no name, so that it is unknown whether they compute or communicate.
 
-    They are ``kernels`` of ``of_kernels`` kernels; their durations sum to ``time_ns`` of ``of_time_ns``.
+    Attributes:
+        kernels: Number of kernels without a name.
+        of_kernels: Number of all kernels.
+        time_ns: Sum of the durations of the kernels without a name.
+        of_time_ns: Sum of the durations of all kernels.
     """
 
     kernels: int
@@ -230,7 +242,7 @@ class UnresolvedNames:
 
     @property
     def share(self) -> float:
-        """Their share of all kernels or of the time, whichever is larger, from 0 to 1."""
+        """The fraction of kernels, or of the time of kernels, that has no name, whichever is larger, from 0 to 1."""
         return max(self.kernels / max(1, self.of_kernels), self.time_ns / max(1, self.of_time_ns))
 
 
@@ -240,33 +252,38 @@ class Trace(Brief):
 
     Attributes:
         source: Format of the file; see :data:`SOURCE_NAMES`.
-        producer: Version of the program that wrote the file, ``None`` if the file does not hold it: of an export, that
-            of the nsys that exported it.
-        recorder: Version of the nsys that recorded it, ``None`` if neither a report nor a manifest tells.
-        names: The string table that every ``name_id`` refers to.
+        producer: Version of the program that wrote the file: for an export, of the nsys that exported it. ``None`` if
+            the file does not hold it.
+        names: The string table in which every ``name_id`` is an index.
         threads: Known names of threads by (process, lane).
-        names_autograd: Whether these include the names of all threads in which autograd ran.
+        ranks: Known ranks by process.
+        overhead: When the profiler itself worked.
+        recorder: Version of the nsys that recorded it; ``None`` if neither a report nor a manifest tells.
+        names_autograd: Whether ``threads`` includes the names of all threads in which autograd ran.
         operators: When the host computed, for traces without activities of a device; else empty.
         sync_source: Source of the synchronizations: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``call_order``
             (some at least are inferred) or ``none``.
-        sync_reason: Why they are unknown or incomplete; ``None`` if they are known.
-        inferred: Which synchronizations are inferred from the order of calls: of a wait its record, of a record its
-            stream; ``None`` if none is.
-        launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` if it was not recorded.
-            It is joined when the trace is built and kept by ``replace``; to replace the rows of activities or calls,
-            pass ``launching_calls=None``, which joins again.
-        is_launch: Which calls launched a kernel or a graph, so that an activity of theirs must have been recorded;
-            ``None`` if the names of calls were not read.
-        overlong: Rows of the activities whose recorded end is impossible; they end where the next one on their stream
-            begins.
-        has_ambiguous_launch: Which activities have several earlier calls with their number; the last one counts.
-        shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none. This, the
-            ``registers`` per thread and ``call_details`` are ``None`` if launches were not read.
+        sync_reason: Why the synchronizations are unknown or incomplete; ``None`` if they are known.
+        inferred: For each synchronization, whether a part of it is inferred from the order of calls: for a wait, which
+            call recorded its event; for a record, its stream. ``None`` if nothing is inferred.
+        launching_calls: For each activity, the row in ``calls`` of the call that launched it; ``UNKNOWN`` if that was
+            not recorded. It is found when the trace is built, and ``dataclasses.replace`` keeps it. To replace the rows
+            of activities or calls, pass ``launching_calls=None``: then it is found again.
+        is_launch: For each call, whether it launched a kernel or a graph, so that an activity must have been recorded
+            for it; ``None`` if the names of calls were not read.
+        overlong: Rows of the activities whose recorded end is impossible; here they end where the next activity on
+            their stream begins.
+        has_ambiguous_launch: For each activity, whether several earlier calls have its number; the last of them counts.
+        shape_id: For each activity, the index in ``names`` of its launch shape; ``UNKNOWN`` if it has none. ``None`` if
+            launches were not read; then ``registers`` and ``call_details`` are ``None``, too.
+        registers: For each activity, its registers per thread.
+        call_details: Ends and names of the calls.
         has_subgroups: Whether the profiler recorded that the job has process groups of a part of its ranks.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` if unknown.
-        warnings: Assumptions of the reader and facts that it could not find, a line each.
-        platform: What the devices are programmed with, where it is known: ``rocm`` if they are AMD's.
-        gpus, gpu_ids: Known names of GPUs, and the machine's numbers of GPUs, by (process, device).
+        warnings: Assumptions of the reader, and facts that it could not find, one line each.
+        platform: ``rocm`` if the devices are known to be AMD's, else ``cuda``.
+        gpus: Known names of GPUs by (process, device).
+        gpu_ids: Known numbers of GPUs in their machine by (process, device).
     """
 
     path: Path
@@ -288,7 +305,7 @@ class Trace(Brief):
     sync_reason: str | None = None
     inferred: Mask | None = field(default=None, repr=False)
     names_autograd: bool = False
-    # Neither is None once the trace is built.
+    # These two are not None once the trace is built.
     launching_calls: Ints = field(default=None, repr=False)  # type: ignore[arg-type]
     has_ambiguous_launch: Mask = field(default=None, repr=False)  # type: ignore[arg-type]
     is_launch: Mask | None = field(default=None, repr=False)
@@ -307,8 +324,10 @@ class Trace(Brief):
     gpu_ids: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Find the launching calls if they are not given; raise ValueError if they are of other activities."""
         if self.launching_calls is None:
             launching_calls, has_ambiguous_launch = join_launches(self.activities, self.calls)
+            # Past the check of a frozen dataclass, which allows no assignment.
             object.__setattr__(self, "launching_calls", launching_calls)
             object.__setattr__(self, "has_ambiguous_launch", has_ambiguous_launch)
         if len(self.launching_calls) != len(self.activities):
@@ -327,6 +346,7 @@ class Trace(Brief):
 
     @cached_property
     def unresolved_names(self) -> UnresolvedNames:
+        """How many kernels have no name."""
         kernels = self.activities.kind == Kind.KERNEL
         unnamed = kernels & (self.activities.category == Category.UNKNOWN)
         duration_ns = self.activities.end_ns - self.activities.start_ns
@@ -342,7 +362,7 @@ class Trace(Brief):
 
 
 def numbers_grow(calls: Calls) -> bool:
-    """Whether the numbers of calls tell their order: those of each thread grow with time."""
+    """Whether the correlation numbers of calls tell the order of the calls: on each thread they grow with time."""
     for process in distinct(calls.process):
         of_process = calls.process == process
         for thread in distinct(calls.lane[of_process]):
@@ -354,10 +374,10 @@ def numbers_grow(calls: Calls) -> bool:
 
 
 def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
-    """Return the row in ``calls`` of the call that launched each activity, and whether several calls have its number.
+    """Return for each activity the row in ``calls`` of the call that launched it, and whether several could have.
 
-    Process *and* correlation must match, because two processes use the same ids. If a process uses a number again, the
-    last call before the activity counts::
+    The row is ``UNKNOWN`` if the call was not recorded. Process *and* correlation number must be equal, because two
+    processes use the same numbers. If a process uses a number again, the last call before the activity counts::
 
         calls         5.......5........     both with number 5
         activities    ..5.......5......     each launched by the call before it
@@ -370,35 +390,49 @@ def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
         keys, wanted = calls.correlation[offered], activities.correlation[asked]
         if not len(keys):
             continue
-        order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
+        order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")  # None: sorted already
         ordered = keys if order is None else keys[order]
-        if np.all(ordered[1:] != ordered[:-1]):
+        if np.all(ordered[1:] != ordered[:-1]):  # no number is used twice, so a binary search finds the call
             at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
             found = np.where(ordered[at] == wanted, at if order is None else order[at], UNKNOWN)
         else:
             times = calls.start_ns[offered], activities.start_ns[asked]
             found, is_one_of_several[asked] = _last_before(keys, calls.lane[offered], wanted, *times)
         found[wanted == UNKNOWN] = UNKNOWN
+        # Positions among the process's calls become rows of all calls. UNKNOWN is -1: it selects the appended UNKNOWN.
         row[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
     return row, is_one_of_several & (row != UNKNOWN)
 
 
 def _rows(chosen: Mask) -> Ints | slice:
-    """Return the chosen rows; if all are chosen a slice, which copies nothing."""
+    """Return the numbers of the chosen rows; if all are chosen, a slice of all, with which indexing copies nothing."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_ns: Ints) -> tuple[Ints, Mask]:
-    """Return the position of the last call with each wanted key before its activity, and whether there are several.
+    """Find for each activity the call that launched it, in a process that uses correlation numbers (keys) repeatedly.
 
-    If there is none before, as clocks of host and device may differ, it is the first one after; ``UNKNOWN`` without any
-    call with the key. A call that directly follows one with its key on its thread, with no activity of that key in
-    between, counts as part of that call.
+    It is the last call with the activity's key before the activity. If there is none before, as the clocks of host and
+    device may differ, it is the first one after. A call that directly follows a call with the same key on the same
+    thread, with no activity of that key in between, counts as a part of that call: a driver call in a runtime call.
+
+    Args:
+        keys: Correlation number of each call.
+        lanes: Thread of each call.
+        wanted: Correlation number of each activity.
+        call_ns: Start of each call.
+        activity_ns: Start of each activity.
+
+    Returns:
+        For each activity the position of its call, ``UNKNOWN`` if no call has its key; and whether several calls with
+        its key come before it.
     """
+    # One list of calls and activities, sorted by key, then by time, a call before an activity at the same time.
     is_call = np.arange(len(keys) + len(wanted)) < len(keys)
     key, time = np.concatenate([keys, wanted]), np.concatenate([call_ns, activity_ns])
     order = np.lexsort((~is_call, time, key))
     key, time, is_call = key[order], time[order], is_call[order]
+    # Which calls are parts of the call in the row before: the same key and thread, and the next call on this thread.
     on_thread = np.empty(len(keys), np.int64)
     on_thread[np.lexsort((call_ns, lanes))] = np.arange(len(keys))
     call = np.where(is_call, order, 0)
@@ -406,14 +440,17 @@ def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_
     is_part[1:] = is_call[1:] & is_call[:-1] & (key[1:] == key[:-1]) & (lanes[call[1:]] == lanes[call[:-1]])
     is_part[1:] &= (on_thread[call[1:]] == on_thread[call[:-1]] + 1) | (time[1:] == time[:-1])
     begins = is_call & ~is_part
-    # Positions in this order: of the last call at or before each row, of the next call, of the first row with its key.
+    # For each row of the list, positions in the list: of the last call at or before it (running maximum; -1: none), of
+    # the next call at or after it (running minimum from the end; the length: none), and of the first row with its key.
     place = np.arange(len(order))
     before = np.maximum.accumulate(np.where(begins, place, -1))
     after = np.minimum.accumulate(np.where(begins, place, len(order))[::-1])[::-1]
     first = np.searchsorted(key, key)
     has_before, has_after = before >= first, (after < len(order)) & (key[np.minimum(after, len(order) - 1)] == key)
     found = np.where(has_before, call[before], np.where(has_after, call[np.minimum(after, len(order) - 1)], UNKNOWN))
+    # How many calls with the same key are at or before each row: all calls up to it without those of smaller keys.
     calls_before = np.cumsum(begins) - np.append(0, np.cumsum(begins))[first]
+    # Back to the order of the activities.
     row, several = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.bool_)
     activity = order[~is_call] - len(keys)
     row[activity], several[activity] = found[~is_call], calls_before[~is_call] > 1

@@ -1,4 +1,4 @@
-"""The data-parallel variants: names, order, baseline, bucket sizes; needs no torch.
+"""The data-parallel variants: their names, order and properties; needs no torch.
 
 A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
 """
@@ -13,9 +13,9 @@ from typing import Any
 BYTES_PER_MB = 2**20
 """Bytes of one unit of ``bucket_size_mb``: a MiB, as in torch's ``bucket_cap_mb``."""
 BASELINE = "naive"
-"""The variant that speed-ups refer to."""
+"""The variant over which speed-ups are computed."""
 BUCKETED = "bucketed"
-"""The variant that is measured once for each bucket size."""
+"""The variant that is measured with several bucket sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,11 @@ class VariantInfo:
     """Properties of a variant, known without its class.
 
     Attributes:
+        takes_bucket_size: Whether the variant has an option for the cap of a bucket.
         default_bucket_size_mb: Default cap of a bucket; ``None``: torch's own default, or the variant takes no size.
         can_be_uncapped: Whether ``bucket_size_mb = None`` means that all gradients share one bucket.
-        computes_as_naive: Whether a step computes the same as that of ``naive``; sharded states and parameters do not.
+        computes_as_naive: Whether a step does the same computation as a step of ``naive``. Variants that shard states
+            or parameters do not.
     """
 
     takes_bucket_size: bool = False
@@ -45,9 +47,10 @@ VARIANTS: dict[str, VariantInfo] = {
     ),
     "fsdp": VariantInfo(computes_as_naive=False),
 }
-"""The variants in the order of tables and figures; up to ``bucketed``, each improves on the one before."""
+"""The variants in the order of tables and figures; up to ``bucketed``, each improves on the variant before it."""
 VARIANT_NAMES = tuple(VARIANTS)
 UNKNOWN_VARIANT = VariantInfo()
+"""What is assumed about a variant that only a later version knows."""
 COMM_HOOKS = ("bf16", "powersgd")
 """Communication hooks that torch's DDP can be given."""
 
@@ -77,7 +80,7 @@ def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def variant_position(name: str) -> int:
-    """Return the position of a variant in the order; an unknown one comes after all others."""
+    """Return the position of a variant in :data:`VARIANTS`; an unknown variant comes after all known ones."""
     return VARIANT_NAMES.index(name) if name in VARIANTS else len(VARIANTS)
 
 

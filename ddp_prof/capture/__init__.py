@@ -1,1 +1,1 @@
-"""Records a program: the recorder's command line, the processes, and a check of the files. Needs no torch."""
+"""Records a program: builds the profiler's command line, runs the processes, and checks the files. Needs no torch."""

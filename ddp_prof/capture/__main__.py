@@ -1,6 +1,6 @@
-"""``python -m ddp_prof.capture VARIANT ...``, which ``scripts/profile_variant.sh`` calls.
+"""``python -m ddp_prof.capture VARIANT ...`` captures a variant; ``scripts/profile_variant.sh`` calls it.
 
-``python -m ddp_prof.capture --nsys`` prints the path of the nsys that would record.
+``python -m ddp_prof.capture --nsys`` prints the path of the nsys that would record; an empty line if there is none.
 """
 
 import os

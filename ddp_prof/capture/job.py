@@ -1,4 +1,7 @@
-"""Records a program (a user's or one of our variants): chooses the recorder, runs the command and checks the files."""
+"""Records a program (a user's or one of our variants): chooses the profiler, runs the command and checks the files.
+
+A *part* is what one of several recorders of a run records: each rank, or each node, writes its own files then.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,10 @@ CHECKOUT = PACKAGE.parent
 INSTALLER = CHECKOUT / "scripts" / "install_nsys.sh"
 """Fetches an nsys from the packages of the Linux distribution; exists in a checkout only."""
 CAPTURE_RANGE = "cudaProfilerApi"
+"""Value of nsys's ``--capture-range``: record from ``cudaProfilerStart`` to ``cudaProfilerStop``."""
 EVENT_TRACE = "--cuda-event-trace"
 ANSWER_LIMIT_S = 60
+"""Seconds to wait for an answer of nvidia-smi."""
 PLACE_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (*(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),),
@@ -39,23 +44,29 @@ PLACE_VARIABLES = (
     # SLURM sets SLURM_STEP_NUM_TASKS in tasks of srun only, not in the batch script.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-"""Variables in which launchers pass rank, world size, local rank and local world size; torchrun's first."""
+"""For each launcher, the variables that hold rank, world size, local rank and local world size; torchrun's first."""
 LAUNCHERS = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK", "mpiexec": "PMI_RANK"}
-"""Launchers that may start ranks on other machines, so nsys must run behind them, with their variable for the rank."""
+"""Launchers that may start ranks on other machines, each with its variable for the rank.
+
+They have to start nsys, which starts the program: nsys records only processes of its own machine.
+"""
 TAKES_NAME = re.compile(r"-[ACDJpqw]|--(account|constraint|chdir|job-name|partition|qos|reservation|nodelist|comment)")
 """Options of srun whose value may also be the name of a program: ``-J test``, ``-p batch``."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program to record; ``command`` is the whole command line, with recorder and marks.
+    """A program to record, and the files that the recording makes.
 
     Attributes:
-        name: Name of the files in ``folder``, without ``part`` and suffix.
-        part: ``.rank3`` or ``.node1`` if other processes record the other ranks, else empty.
+        command: The whole command line, with the profiler and the environment variables that mark the program.
+        folder: The folder of the files.
+        name: Name of the files, without ``part`` and suffix.
+        part: ``.rank3`` or ``.node1`` if other processes record the other ranks; empty if this job records all.
         nsys: The nsys that records; ``None``: torch.profiler.
+        on_gpus: Whether the program is expected to use GPUs.
         ranks: The ranks that must be in the capture; ``None``: all ranks up to the world size in the traces.
-        doubts: What may spoil the recording, known before it starts.
+        doubts: What may spoil the recording, as far as it is known before the start; one line each.
     """
 
     command: tuple[str, ...]
@@ -74,13 +85,18 @@ class Job:
 
     @property
     def traces(self) -> list[Path]:
+        """The existing traces of this job: exports of nsys, or files of torch.profiler."""
         if self.nsys:
             return self.files(".sqlite")
         # torch.profiler writes a file per rank, however the ranks were started.
         return self.files(".json.gz", None if self.part.startswith(".rank") else r"\.rank\d+")
 
     def files(self, suffix: str, part: str | None = None) -> list[Path]:
-        """Return existing files; ``part`` is a regular expression, by default of this part, or of all parts."""
+        """Return the existing files of this job with a suffix, sorted by the numbers in their names.
+
+        ``part`` is a regular expression for what stands between name and suffix. By default it matches this job's part;
+        if the job records all ranks, any part.
+        """
         part = part or re.escape(self.part) or r"(\.(rank|node)\d+)?"
         own = re.compile(re.escape(self.name) + part + re.escape(suffix))
         return sorted(
@@ -89,10 +105,11 @@ class Job:
         )
 
     def remove_old(self, folder: Path, world: int | None = None) -> None:
-        """Remove the files of an earlier capture.
+        """Remove the files that an earlier capture of the same name left in a folder.
 
         The parts of a capture, nodes or ranks that each record themselves, run this at the same time. So a part removes
-        its own files, and files that no part of this run will write; ``world`` is the number of ranks, if known.
+        only its own files, and files that no part of this run will write: of a capture without parts, of parts of
+        another kind, and of parts whose number is ``world`` or more. ``None``: the number of ranks is not known.
         """
         pattern = re.compile(
             re.escape(self.name) + r"(?:(\.rank|\.node)(\d+))?\.(run\.json|nsys-rep|sqlite|json\.gz|qdstrm)"
@@ -100,7 +117,7 @@ class Job:
         for file in folder.iterdir():
             if (found := pattern.fullmatch(file.name)) is None:
                 continue
-            kind, number, suffix = found.groups()
+            kind, number, suffix = found.groups()  # such as ``.rank``, ``3``, ``sqlite``; no kind: of a whole run
             if not self.part or f"{kind}{number}" == self.part:
                 is_old = True
             elif kind is None:  # of a capture without parts; run.json is common to all parts
@@ -123,10 +140,19 @@ def plan_job(
 ) -> tuple[Job, str]:
     """Plan how to record an unchanged program on this machine; return the job and why this profiler was chosen.
 
-    ``program`` is the command line with its launcher. ``profiler`` is ``nsys``, ``torch`` or ``auto`` (nsys if there is
-    one, and a GPU). ``steps``, such as ``10:20``, limits the recording to these steps. ``every``, such as ``1000:3``,
-    lets a monitor measure three steps each thousand instead; its files are in :attr:`Job.monitored`.
+    Args:
+        program: The command line, with its launcher.
+        folder: Where the files go.
+        profiler: ``nsys``, ``torch`` or ``auto``: nsys if there is one, and a GPU.
+        steps: Limits the recording to these steps: ``10:20``. ``None``: the whole program.
+        environ: The environment in which the program will run.
+        every: Do not record, but let a monitor measure some steps now and then: ``1000:3`` is three steps of each
+            thousand. Its files are in :attr:`Job.monitored`.
+
+    Raises:
+        WorkloadError: The requested profiler is not there or would see no step.
     """
+    # Choose the profiler; not an nsys that would see no range of the program, unless it was requested.
     on_gpus = bool(visible_gpus(environ))
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
     name = _program_name(program)
@@ -136,6 +162,7 @@ def plan_job(
         if profiler == "nsys":
             raise WorkloadError(f"{obstacle}, or choose --profiler torch")
         nsys, why = None, obstacle
+    # The words that go before the program: environment variables (marks) and nsys with its flags (recorder).
     part = file_suffix(program, environ, len(launched[0][0]))
     marks = [f"{variable}={value}" for variable, value in injection(environ).items()]
     marks += [f"DDP_PROF_STEPS={steps}"] if steps else []
@@ -151,19 +178,21 @@ def plan_job(
         recorder = profile_command(nsys, [], folder / f"{name}{part}", traces_cuda=on_gpus, capture_range=capture_range)
     command = [word for before, own in launched for word in (*before, "env", *marks, *recorder, *own)]
     doubts = tuple(find_doubts(python, folder))
+    # With ``%q``, which nsys replaces by a variable of each rank, this one job makes the files of all parts.
     return Job(tuple(command), folder, name, part if "%q" not in part else "", nsys, on_gpus, doubts=doubts), why
 
 
 def injection(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which every Python starts ``inject/sitecustomize.py``."""
+    """Return environment variables with which every Python runs ``inject/sitecustomize.py`` at its start."""
     path = os.pathsep.join(filter(None, [str(PACKAGE / "capture" / "inject"), environ.get("PYTHONPATH")]))
     return {"PYTHONPATH": path, "DDP_PROF_PACKAGE": str(PACKAGE)}
 
 
 def run_job(job: Job, *, replaces: bool = True) -> int:
-    """Run the program at this terminal, with its signals; after one, ranks that still run are ended.
+    """Run the program of a job at this terminal and return its exit code.
 
-    The files of an earlier capture are removed if this one ``replaces`` them.
+    Signals to this process go to the program; after a signal, ranks that still run are ended. With ``replaces`` the
+    files of an earlier capture are removed before.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     if replaces:
@@ -173,9 +202,17 @@ def run_job(job: Job, *, replaces: bool = True) -> int:
 
 
 def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
-    """Export each report; an nsys without an importer leaves a ``.qdstrm``, which QDSTRM_IMPORTER converts."""
+    """Export each report that nsys recorded to SQLite; does nothing if torch.profiler recorded.
+
+    An nsys without an importer leaves a ``.qdstrm`` instead of a report; the program that ``QDSTRM_IMPORTER`` names in
+    ``environ`` makes a report of it.
+
+    Raises:
+        WorkloadError: There is no report, for the reason ``why_none``, or one cannot be made or exported.
+    """
     if job.nsys is None:
         return
+    # Import what an nsys without an importer has left.
     for recorded in job.files(".qdstrm"):
         report = recorded.with_suffix(".nsys-rep")
         if not report.is_file():
@@ -188,6 +225,7 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
             subprocess.run([importer, "-i", str(recorded)], capture_output=True, check=False)  # noqa: S603
         if report.is_file():
             recorded.unlink()
+    # Export each report beside it.
     reports = job.files(".nsys-rep")
     if not reports:
         raise WorkloadError(f"nsys wrote no report: {why_none}")
@@ -195,12 +233,16 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
         target = report.with_suffix(".sqlite")
         target.unlink(missing_ok=True)
         output = job.nsys.export(report, target)
-        if not target.is_file():
+        if not target.is_file():  # the last words of its output tell why
             raise WorkloadError(f"{report.name}: nsys export failed: {printable(' '.join(output.split()[-20:])[:300])}")
 
 
 def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
-    """Return one line for each kind of data that the capture lacks; ``contents`` are its files, read if not given."""
+    """Return one line for each kind of data that a capture lacks.
+
+    ``contents`` are inventories of the job's traces; if they are not given, the traces are read. Raises WorkloadError
+    if there is no trace.
+    """
     # Imported here because they load numpy.
     from ddp_prof.analyze.inventory import take_inventory
     from ddp_prof.ingest.load import load_trace
@@ -211,6 +253,7 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
         hint = f"did it train anything (DDP, FSDP2 or backward), and end by itself? {ends}"
         raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
     contents = contents or [take_inventory(load_trace(file)) for file in files]
+    # Count steps and kernels of each rank, over all files.
     processes = [process for content in contents for process in content.processes]
     steps: Counter[int] = Counter()
     kernels: Counter[int] = Counter()
@@ -222,6 +265,7 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
     marked = [process for process in processes if process.ranges]
     has_kernels = any(process.kernels for process in processes)
     has_collectives = any(process.marked_collectives for process in processes)
+    # Without a range of ours nothing else can be said.
     names = [name for content in contents for _, name, _ in content.recognized]
     if not any(name.startswith((f"{STEP}|", BACKWARD)) for name in names):
         if job.nsys is None:
@@ -229,6 +273,7 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
         here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
         need = "the program's Python needs the package nvtx (with nsys up to 2023.4, nvtx older than 0.2.12)"
         return [f"no range arrived: {need} ({here})"]
+    # Ranks, steps, kernels and collectives that should be there.
     losses = []
     expected = job.ranks if job.ranks is not None else () if job.part else range(world)
     if missing := set(expected) - ranks:
@@ -255,6 +300,7 @@ def _format_ranks(ranks: Collection[int]) -> str:
 
 
 def _program_name(program: Sequence[str]) -> str:
+    """Return the name for a program's files: its first script, else its last module (``-m``), else its first word."""
     scripts = [Path(word).stem for word in program if word.endswith((".py", ".sh"))]
     modules = [word.rpartition(".")[2] for option, word in pairwise(program) if option == "-m"]
     (name,) = scripts[:1] or modules[-1:] or [Path(program[0]).stem]
@@ -262,9 +308,10 @@ def _program_name(program: Sequence[str]) -> str:
 
 
 def _programs(command: Sequence[str]) -> list[tuple[Sequence[str], Sequence[str]]]:
-    """Return each program of a command line, and the words before it: none, or those of srun, mpirun or mpiexec.
+    """Return, for each program of a command line, the words before it and the program with its arguments.
 
-    These launchers start several programs if ``:`` separates them.
+    If the command line begins with srun, mpirun or mpiexec, the words before the program are this launcher and its
+    options, else there are no words. These launchers start several programs if ``:`` separates them.
     """
     launcher = Path(command[0]).name
     if launcher not in LAUNCHERS:
@@ -274,6 +321,10 @@ def _programs(command: Sequence[str]) -> list[tuple[Sequence[str], Sequence[str]
 
 
 def _split_at_program(launcher: str, words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Split a launcher's command line before the first word that is a program and no value of an option of srun.
+
+    Raises WorkloadError if there is no such word.
+    """
     for at, (before, word) in enumerate(pairwise(words), 1):
         is_value = launcher == "srun" and TAKES_NAME.fullmatch(before)
         if not word.startswith("-") and not is_value and shutil.which(word):
@@ -284,10 +335,20 @@ def _split_at_program(launcher: str, words: Sequence[str]) -> tuple[Sequence[str
 
 
 def file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int = 0) -> str:
-    """Return the suffix of the files that this process records: ``.rank3``, ``.node1``, or nothing.
+    """Return the suffix of the files that this process records: ``.rank3``, ``.node1``, or nothing for a whole run.
 
-    ``at`` is where in ``program`` its launcher ends; 0 if it begins with none of :data:`LAUNCHERS`.
+    If the command line begins with one of :data:`LAUNCHERS`, the suffix holds a variable that nsys replaces in each
+    process: ``.rank%q{SLURM_PROCID}``.
+
+    Args:
+        program: The whole command line.
+        environ: The environment of this process.
+        at: Position in ``program`` after the launcher and its options; 0 without one of :data:`LAUNCHERS`.
+
+    Raises:
+        WorkloadError: There are several nodes and it is unknown which of them this is.
     """
+    # Whether this process starts the ranks of a node, or is started once for each rank.
     inner = Path(program[at]).name
     starts_ranks = inner == "torchrun" or "torch.distributed.run" in program or inner == "accelerate"
     kind = "node" if starts_ranks else "rank"
@@ -297,6 +358,7 @@ def file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int = 0)
         return f".{kind}%q{{{variable}}}"
     if place := read_place(environ):
         return f".{kind}{place['RANK']}"
+    # torchrun or accelerate: several nodes only with an option that says so.
     words = " ".join(program)
     nodes = re.search(r"--(?:nnodes|num[-_]machines)[= ](\S+)", words)
     if not starts_ranks or nodes is None or nodes[1] in ("1", "1:1"):
@@ -309,7 +371,10 @@ def file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int = 0)
 
 
 def read_place(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return rank and world size that a launcher gave this process, under torchrun's names; empty if none did."""
+    """Return rank, world size and their local counterparts that a launcher gave this process, by torchrun's names.
+
+    Empty if no launcher did, or if the world size is 1.
+    """
     for names in PLACE_VARIABLES:
         values = [environ.get(name, "") for name in names]
         values[3] = re.sub(r"\(x\d+\).*|,.*", "", values[3])  # SLURM writes "8(x2)"
@@ -321,15 +386,22 @@ def read_place(environ: Mapping[str, str]) -> dict[str, str]:
 def choose_nsys(
     profiler: str, environ: Mapping[str, str], *, is_preferred: bool = True, may_fetch: bool = False
 ) -> tuple[Nsys | None, str]:
-    """Return the nsys that records, or ``None`` for torch.profiler, and the reason.
+    """Return the nsys that is to record, or ``None`` for torch.profiler, and the reason of the choice.
 
-    ``profiler`` is ``nsys``, ``torch`` or ``auto``, which chooses nsys if there is one and it ``is_preferred``. Raises
-    WorkloadError if ``profiler`` is ``nsys`` and there is none.
+    Args:
+        profiler: ``nsys``, ``torch`` or ``auto``, which chooses nsys if there is one and it ``is_preferred``.
+        environ: The environment; ``NSYS`` in it may name the nsys.
+        is_preferred: Whether nsys is better than torch.profiler here, as it is on a GPU.
+        may_fetch: Whether nsys may be installed by :data:`INSTALLER` if there is none.
+
+    Raises:
+        WorkloadError: ``profiler`` is ``nsys`` and there is none.
     """
     if profiler == "torch":
         return None, "as requested"
     nsys = find_nsys(environ)
     chosen = environ.get("NSYS")
+    # Install one if that is allowed, and the user has not named one that does not run.
     if nsys is None and may_fetch and not chosen and INSTALLER.is_file():
         code, path = run_tethered([str(INSTALLER)], subprocess.PIPE, environ)  # it prints the reason of a failure
         nsys = find_nsys({**environ, "NSYS": path.strip()}) if code == 0 else None
@@ -346,6 +418,7 @@ def choose_nsys(
 
 
 def installed(package: str) -> str:
+    """Return the version of an installed package, empty if it is not installed."""
     with suppress(PackageNotFoundError):
         return version(package)
     return ""
@@ -363,8 +436,14 @@ def profile_command(
 ) -> list[str]:
     """Return the command line of ``nsys profile`` for a program; no other function knows nsys's flags.
 
-    ``output`` is the report's name without its suffix. On GPUs nsys records while the program is in ``capture_range``;
-    ``None``: the whole run. ``samples_gpus`` samples the counters of all GPUs, which only one process per node can.
+    Args:
+        nsys: The nsys that records.
+        program: The command line of the program, with its arguments.
+        output: The report's path without its suffix.
+        traces_cuda: Record the GPU too, not only ranges.
+        capture_range: On GPUs, record only while the program is in this range; ``None``: the whole run.
+        samples_gpus: Sample the counters of all GPUs, which only one process per node can do.
+        further: Further flags.
     """
     flags = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true"]
     flags.append(f"--output={output}")
@@ -388,9 +467,10 @@ def profile_command(
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the GPUs that CUDA sees.
+    """Return the names of the GPUs that CUDA sees in a process with this environment.
 
-    nvidia-smi also lists GPUs that CUDA_VISIBLE_DEVICES hides; with MIG, a process sees one instance only.
+    nvidia-smi also lists GPUs that CUDA_VISIBLE_DEVICES hides. On a GPU that is divided (MIG) a process sees only one
+    instance.
     """
     names = _ask("--query-gpu=name", "--format=csv,noheader")
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -411,7 +491,10 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def _ask(*question: str) -> list[str]:
-    """Return the lines that nvidia-smi prints; none if it fails, because then stdout holds the error message."""
+    """Return the lines that nvidia-smi prints for these arguments, or none if it fails or is not there.
+
+    If it fails, its stdout holds an error message.
+    """
     try:
         done = subprocess.run(  # noqa: S603
             ["nvidia-smi", *question],  # noqa: S607

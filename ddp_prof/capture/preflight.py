@@ -1,4 +1,4 @@
-"""What a program lacks for its recording, found before it starts: a job may run for an hour before it shows."""
+"""Finds what a program lacks for its recording before it starts; otherwise that may show after an hour only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from pathlib import Path
 from ddp_prof.ingest.nsys_program import Nsys
 
 PROBE_LIMIT_S = 60
+"""Seconds to wait for the answer of the program's Python."""
 LAST_OLD_NSYS, FIRST_SILENT_NVTX = [2023, 4], "0.2.12"
 """Under nsys up to this release, the package nvtx from this release on emits no range, and raises no error."""
 LEAST_FREE_BYTES = 512 * 2**20
+"""With less free space on the disk there is a doubt about the recording."""
 
-# Asked without an import of torch, which takes seconds. Only builds of torch with CUDA have an NVTX of their own.
+# Prints, as JSON, the version of torch, whether that torch has CUDA, and the version of nvtx. It does not import torch,
+# which would take seconds. Only builds of torch with CUDA have an NVTX of their own.
 _PROBE = """
 import json, pathlib
 from importlib.metadata import version
@@ -37,7 +40,10 @@ print(json.dumps([of("torch") if torch else "", bool(cuda) and "None" not in cud
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python of a program, and what it has; a version is empty if the package is not installed."""
+    """The Python that runs a program: its path and the versions of packages, empty if a package is not installed.
+
+    ``torch_has_nvtx`` is whether its torch can emit NVTX ranges by itself.
+    """
 
     path: str
     torch: str
@@ -46,7 +52,10 @@ class Interpreter:
 
 
 def find_interpreter(program: Sequence[str], environ: Mapping[str, str]) -> Interpreter | None:
-    """Ask the Python that a command line starts, directly or by a script such as torchrun; ``None`` if not known."""
+    """Find the Python that a command line starts, directly or by a script such as torchrun, and ask what it has.
+
+    Returns ``None`` if there is no such Python or it does not answer.
+    """
     found = shutil.which(program[0], path=environ.get("PATH"))
     if found is None:
         return None
@@ -63,7 +72,10 @@ def find_interpreter(program: Sequence[str], environ: Mapping[str, str]) -> Inte
 
 
 def _interpreter_of_script(script: Path) -> str | None:
-    """Return the Python in the first line of a script, as pip writes it for torchrun and accelerate."""
+    """Return the Python in the first line (``#!``) of a script, as pip writes it for torchrun and accelerate.
+
+    Returns ``None`` if the first line names no Python.
+    """
     with suppress(OSError), script.open("rb") as file:
         first = file.readline(4096)
         words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
@@ -75,7 +87,10 @@ def _interpreter_of_script(script: Path) -> str | None:
 
 
 def why_no_ranges(nsys: Nsys, python: Interpreter) -> str | None:
-    """Say why nsys would see no range of the program, and what to install; ``None`` if it will."""
+    """Return why nsys would see no range of the program, with the command that helps; ``None`` if it will see ranges.
+
+    The program's ranges reach nsys through torch's own NVTX, else through the package nvtx.
+    """
     if python.torch_has_nvtx:
         return None
     wanted = f"{python.path} -m pip install 'nvtx<{FIRST_SILENT_NVTX}'"
@@ -92,11 +107,11 @@ def _numbers(release: str) -> list[int]:
 
 
 def find_doubts(python: Interpreter | None, folder: Path) -> list[str]:
-    """Return what else may spoil a recording into ``folder``, one line each."""
+    """Return one line for each further problem that may spoil a recording into ``folder``."""
     doubts = []
     if python and not python.torch:
         doubts.append(f"the program's Python ({python.path}) has no torch, so no step can be marked")
-    place = next((each for each in (folder, *folder.parents) if each.exists()), None)
+    place = next((each for each in (folder, *folder.parents) if each.exists()), None)  # the folder may not exist yet
     if place and (free := shutil.disk_usage(place).free) < LEAST_FREE_BYTES:
         doubts.append(f"only {free / 2**20:.0f} MiB are free in {place}: a recording may need more")
     return doubts

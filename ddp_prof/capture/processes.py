@@ -1,7 +1,7 @@
-"""Runs the recorded program and cleans up on every path: processes, temporary files, leftovers of killed runs.
+"""Runs the recorded program and cleans up, whatever happens: processes, temporary files, leftovers of killed runs.
 
-Every process of a run has the run's folder in its environment and is found by that, even nsys's daemon, which is not a
-descendant of this process any more.
+Each run has a temporary folder. Its path is in the environment of every process of the run, so all of them are found,
+even nsys's daemon, which is no descendant of this process any more.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.train.launch import handle_signals, handle_stopping
 
 MARK = "DDP_PROF_CAPTURE"
-"""Environment variable of all processes of a run; its value is the run's folder."""
+"""Environment variable that all processes of a run have; its value is the run's temporary folder."""
 INJECTION = "QUADD_INJECTION_CONFIG"
-"""Environment variable of all processes that nsys records."""
+"""Environment variable that all processes that nsys records have; its value is a file in /tmp."""
 PREFIX = "ddp_prof.capture."
+"""Start of the names of the temporary folders."""
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 SHARED_NAMES = ("quadd-agent-instance-", "sem.nsys_sem_")
+"""Start of the names of nsys's files in :data:`SHARED_MEMORY`; the number of a process follows."""
 OUTSIDE = "outside"
-"""File in the folder of a run that lists files of nsys outside of the folder."""
+"""File in the folder of a run that lists the files of nsys outside of the folder."""
 NOTING_S = 20.0
 """For how many seconds after the start files of nsys outside of the folder are looked for."""
 POLL_S = 0.1
+"""Seconds between two looks whether processes have ended."""
 GRACE_S = 10.0
 """Seconds that a run has to end by itself after its time limit."""
 PATIENCE_S = 3.0
-"""Seconds that other processes have to end after SIGTERM."""
+"""Seconds that the processes of a run have to end after SIGTERM."""
 NSYS_MESSAGE = re.compile(r"\[\d+/\d+\]|Generat(ing|ed)\b|Collecting data|Processing events|.*\.(nsys-rep|qdstrm)$")
+"""Lines that nsys prints about its progress."""
 NOT_DONE = 124
 """Exit code of a run that took too long."""
 # A namespace needs its own /dev/shm: nsys names a file there by its process id, which is the same in each namespace.
@@ -48,10 +52,13 @@ MOUNT = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Create the folder of this run and remove it at the end; first clean up after runs that were killed."""
+    """Return a context that gives the temporary folder of a run; at the end its processes and the folder are removed.
+
+    First the folders of killed runs are removed, too. A run that still lives holds a lock on its folder.
+    """
     root = Path("/tmp")  # noqa: S108  # a short path; mkdtemp makes the folder
     for left in root.glob(f"{PREFIX}*"):
-        with suppress(OSError):
+        with suppress(OSError):  # if it is locked, its run still lives
             lock = _lock(left)
             _remove(left)
             os.close(lock)
@@ -64,6 +71,10 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def _new_folder(root: Path) -> tuple[Path, int]:
+    """Create a folder and lock it; return it and the file descriptor that holds the lock.
+
+    Tries again if another run removes the folder before it is locked. Raises WorkloadError if that never succeeds.
+    """
     for _ in range(10):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
         with suppress(OSError):
@@ -75,7 +86,10 @@ def _new_folder(root: Path) -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder; raise OSError if another process holds it, it belongs to another user, or it does not exist."""
+    """Lock a folder and return the file descriptor that holds the lock.
+
+    Raises OSError if another process holds the lock, or the folder does not exist or belongs to another user.
+    """
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(lock).st_uid != os.getuid():
@@ -89,7 +103,10 @@ def _lock(folder: Path) -> int:
 
 @contextmanager
 def hold_folder(folder: Path, on_busy: Callable[[], None]) -> Iterator[None]:
-    """Lock the folder while a capture runs, because two would disturb each other; call ``on_busy`` before waiting."""
+    """Hold a lock on a folder in the block, so that no second capture writes into it meanwhile.
+
+    If another process holds the lock, ``on_busy`` is called, and then the lock is waited for.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -103,6 +120,7 @@ def hold_folder(folder: Path, on_busy: Callable[[], None]) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
+    """End the processes of a run and remove its folder and the files that nsys has put elsewhere."""
     end_started(f"{MARK}={folder}")
     with suppress(OSError):
         for path in (folder / OUTSIDE).read_text(encoding="ascii").splitlines():
@@ -119,14 +137,20 @@ def run(
     namespace: Sequence[str] = (),
     limit_s: int | None = None,
 ) -> int:
-    """Run a command until it ends, for at most ``limit_s`` seconds; its environment is ``environ`` and :data:`MARK`.
+    """Run a command until it ends and return its exit code.
 
-    With ``log``, output goes there, and a signal to this process raises an exception. Without, the command uses this
-    process's terminal, and signals are forwarded to it.
+    Args:
+        command: The command line.
+        environ: Its environment, to which :data:`MARK` is added.
+        scratch: The temporary folder of the run.
+        log: The file to which its output goes; a signal to this process then raises an exception. ``None``: the command
+            uses the terminal of this process, and signals to this process are forwarded to it.
+        namespace: Command prefix that starts a process namespace, see :func:`process_namespace`; empty: none.
+        limit_s: The most seconds that it may take.
 
     Returns:
-        The exit code, 128 plus the number of the signal that ended it, or :data:`NOT_DONE`. All processes that it
-        started have ended, except after a success without ``log``.
+        The exit code, 128 plus the number of the signal that ended it, or :data:`NOT_DONE` after ``limit_s``. All
+        processes that the command started have ended, except after a success without ``log``.
     """
     command = [*_tether("KILL" if namespace else "TERM"), *namespace, *command]
     environ = {**environ, MARK: str(scratch)}
@@ -141,7 +165,8 @@ def run(
     try:
         with nullcontext() if log else _forward_signals(process, scratch, signals):
             code = _wait(process, scratch, limit_s, has_namespace=bool(namespace))
-        if signals and not code and (scratch / OUTSIDE).exists():  # of nsys, whatever the program ended with
+        # The file shows that nsys ran. Then 0 is the code of nsys, which hides that a signal ended the program.
+        if signals and not code and (scratch / OUTSIDE).exists():
             code = -signals[0]
         ends_all = bool(log or signals or code)
         return 128 - code if code < 0 else code
@@ -161,7 +186,11 @@ def run(
 def run_tethered(
     command: Sequence[str], stdout: int | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a command, ended with this process; return its exit code and, if ``stdout`` is a pipe, its output."""
+    """Run a command that ends when this process ends; return its exit code and its output.
+
+    The output is empty unless ``stdout`` is ``subprocess.PIPE``. ``environ`` is its environment, by default this
+    process's.
+    """
     with subprocess.Popen([*_tether("TERM"), *command], stdout=stdout, env=environ, text=True) as process:  # noqa: S603
         try:
             printed, _ = process.communicate()
@@ -172,25 +201,31 @@ def run_tethered(
 
 
 def _tether(signal_name: str) -> list[str]:
-    """Return the command prefix with which a command is ended when this process ends, even if that is killed."""
+    """Return a command prefix: the system sends the command a signal when this process ends, even if it is killed.
+
+    ``signal_name`` is such as ``TERM``. The prefix is empty if the program setpriv is not there.
+    """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal_name] if setpriv else []
 
 
 @contextmanager
 def _forward_signals(process: subprocess.Popen[bytes], scratch: Path, signals: list[int]) -> Iterator[None]:
-    """Forward signals to the program and append them to ``signals``; a Ctrl-C of the terminal reaches it anyway.
+    """Forward the signals that ask this process to end to the program, in the block, and append them to ``signals``.
 
-    ``process`` is the program, or nsys. Once nsys has started the program, the program alone gets them: nsys drops its
-    recording at a second signal, and may have got one with all processes of the group.
+    A Ctrl-C at the terminal is not forwarded, as it reaches the program anyway. ``process`` is the program, or nsys.
+    Once nsys has started the program, only the program gets the signals: nsys drops its recording at a second signal,
+    and the first one may have been sent to all processes of the group.
     """
 
     def forward_signal(number: int, _frame: FrameType | None) -> None:
+        """Send a signal on, unless it is a Ctrl-C that the terminal sends to the program as well."""
         signals.append(number)
-        is_in_foreground = False
+        is_in_foreground = False  # whether the terminal sends its signals to this process and the program
         with suppress(OSError):
             is_in_foreground = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
         if number != signal.SIGINT or not is_in_foreground:
+            # The file exists once nsys has started the program.
             for each in _find_recorded_programs(scratch) if (scratch / OUTSIDE).exists() else [process.pid]:
                 with suppress(ProcessLookupError):
                     os.kill(each, number)
@@ -203,8 +238,12 @@ def _forward_signals(process: subprocess.Popen[bytes], scratch: Path, signals: l
 
 
 def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, *, has_namespace: bool) -> int:
-    """Wait for the exit code, and meanwhile note the files that nsys keeps outside of the run's folder."""
+    """Wait for a process to end and return its exit code; meanwhile note the files that nsys keeps outside.
+
+    Raises subprocess.TimeoutExpired after ``limit_s`` seconds; ``None``: it may take any time.
+    """
     began = time.monotonic()
+    # Look for nsys's files twice a second, until there are some or NOTING_S is over; then only wait.
     while not _note_leftovers_of_nsys(scratch, has_namespace=has_namespace) and time.monotonic() < began + NOTING_S:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(0.5 if limit_s is None else min(0.5, limit_s))
@@ -214,9 +253,10 @@ def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, 
 
 
 def _note_leftovers_of_nsys(scratch: Path, *, has_namespace: bool) -> bool:
-    """Note files of nsys in /tmp and, without a namespace, in /dev/shm: they stay if nsys is killed.
+    """Write the paths of nsys's files in /tmp and /dev/shm to :data:`OUTSIDE`, as they stay if nsys is killed.
 
-    Return whether there are any, that is, whether nsys has begun.
+    In a process namespace /dev/shm is a folder of its own and needs no clean-up. Returns whether there are such files,
+    that is, whether nsys has started a program.
     """
     environments = _find_marked_processes(f"{MARK}={scratch}")
     configs = {environ.get(INJECTION, "") for environ in environments.values()}
@@ -229,13 +269,14 @@ def _note_leftovers_of_nsys(scratch: Path, *, has_namespace: bool) -> bool:
 
 
 def _find_recorded_programs(scratch: Path) -> list[int]:
-    """Return the processes that nsys has started, without those that they have started themselves."""
+    """Return the ids of the processes that nsys itself has started, without the children of these processes."""
     environments = _find_marked_processes(f"{MARK}={scratch}")
     recorded = {process for process, environ in environments.items() if INJECTION in environ}
     return [process for process in recorded if _parent_of(process) not in recorded]
 
 
 def _parent_of(process: int) -> int | None:
+    """Return the id of a process's parent; ``None`` if the process has ended."""
     with suppress(OSError):
         status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
         return int(status.partition("PPid:")[2].split()[0])
@@ -243,7 +284,10 @@ def _parent_of(process: int) -> int | None:
 
 
 def end_started(mark: str) -> None:
-    """End all processes of a run by SIGTERM, later SIGKILL; ``mark`` is ``NAME=value`` in their environment."""
+    """End all processes that have ``mark`` (``NAME=value``) in their environment; return when none is left.
+
+    Each process gets SIGTERM once; after :data:`PATIENCE_S` seconds those that are left get SIGKILL.
+    """
     terminated: set[int] = set()
     deadline = time.monotonic() + PATIENCE_S
     while processes := set(_find_marked_processes(mark)):
@@ -256,7 +300,10 @@ def end_started(mark: str) -> None:
 
 
 def _find_marked_processes(mark: str) -> dict[int, dict[str, str]]:
-    """Return the environments of a run's processes by process id, as in this process's namespace."""
+    """Return the environments of all processes that have ``mark`` in theirs, by process id.
+
+    The ids are those of the namespace of this process.
+    """
     found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -267,9 +314,10 @@ def _find_marked_processes(mark: str) -> dict[int, dict[str, str]]:
 
 
 def process_namespace() -> list[str]:
-    """Return the command prefix that starts a process namespace; empty if that is not possible.
+    """Return the command prefix that runs a command in a process namespace of its own; empty if that is not possible.
 
-    Without a namespace, nsys records the names of all processes of the machine, and the environments of the user's.
+    Without a namespace, the report of nsys holds the names of all processes of the machine, and the environments of all
+    processes of the user.
     """
     words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.geteuid():
@@ -282,10 +330,17 @@ def process_namespace() -> list[str]:
 
 
 def find_reason(log: Path, code: int, program: str) -> str:
-    """Return why a run failed: the workload's error, else the signal that ended it, else its last output."""
+    """Return why a run failed, in one line: the workload's error, else the signal that ended it, else its last output.
+
+    Args:
+        log: The file with the output of the run.
+        code: The exit code of the run.
+        program: What to call the program if a signal ended it.
+    """
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if any(line.startswith("unshare: sigprocmask unblock failed") for line in lines):  # its child was killed
+    # unshare says this when its child, the program in the namespace, was killed.
+    if any(line.startswith("unshare: sigprocmask unblock failed") for line in lines):
         code = 128 + signal.SIGKILL
     lines = [line for line in lines if not NSYS_MESSAGE.match(line)] or lines
     errors = [line for line in lines if re.search(r": error: |^[A-Za-z.]*Error\b", line)]

@@ -1,7 +1,7 @@
-"""Captures one variant; ``scripts/profile_variant.sh`` describes the settings.
+"""Captures one variant; ``scripts/profile_variant.sh`` describes the settings, which are environment variables.
 
-Settings and arguments are checked before anything begins. A digest of all that determines the files tells whether a
-capture that exists is up to date.
+Settings and arguments are checked before anything begins. ``run.json`` holds a digest of all that determines the files,
+so an existing capture is made again only if something has changed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ from ddp_prof.train.launch import most_ranks
 from ddp_prof.variants import BUCKETED, VARIANTS, variant_extras
 
 MOST = 999_999_999
+"""The largest number that a setting may be, unless said otherwise."""
 KEPT_VARIABLES = re.compile(
     r"(CUDA|NCCL|GLOO|OMP|MKL|(PY)?TORCH|TORCHINDUCTOR|TRITON|FI|OFI_NCCL|UCX)_[A-Za-z0-9_]*"
     r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|LD_LIBRARY_PATH|CC|CXX"
 )
+"""Environment variables that a captured run keeps."""
 MEETING_VARIABLES = re.compile(r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*")
+"""Environment variables by which the ranks of a launcher find each other."""
 FIRST_PORT = 29500
 """Ranks that SLURM starts meet at this port plus the job's number modulo 1000, unless MASTER_PORT is set."""
 LOST_RACE = re.compile(
@@ -60,23 +63,32 @@ LOST_RACE = re.compile(
     rb"^(End of file|Connection reset by peer)$",
     re.M,
 )
-"""Output of an nsys whose agent looked for the program's semaphore, its proxy or its endpoint, before that existed.
+"""What nsys prints if its agent has looked for the program's semaphore, proxy or endpoint before that existed.
 
 It happens with nsys 2022.4, which may then end with 0: rarely, and in every third start where ten processes keep each
 core busy. ``scripts/install_nsys.sh`` has the same.
 """
 NSYS_STARTS = 8
+"""How often nsys is started if it prints :data:`LOST_RACE`."""
 Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A requested capture; ``workload`` is the command line of ``ddp_prof.train``.
+    """A requested capture.
 
     Attributes:
+        environ: The settings and all other environment variables.
+        workload: The arguments of ``python -m ddp_prof.train``.
+        config: The same arguments, parsed.
         base: Name of the files without ``part``.
         ranks: Number of ranks on this machine; if a launcher started this program once per rank, on all machines.
-        place: If a launcher started this program once per rank: torchrun's variables of this rank; else empty.
+        place: If a launcher started this program once per rank, torchrun's variables of this rank; else empty.
+        gpus: Names of the GPUs that CUDA sees.
+        on_gpus: Whether the ranks train on GPUs.
+        traces: The folder for the files.
+        nsys_flags: Further flags for nsys.
+        limit_s: The most seconds that the run may take; ``None``: any time.
     """
 
     environ: Mapping[str, str]
@@ -108,6 +120,7 @@ class Plan:
 
     @property
     def python(self) -> str:
+        """The Python that runs the ranks: that of the virtual environment ``VENV`` if it is set, else this one."""
         venv = self.environ.get("VENV")
         return f"{venv}/bin/python" if venv else sys.executable
 
@@ -115,6 +128,14 @@ class Plan:
         return self.environ.get(name, default) == "1"
 
     def job(self, folder: Path, nsys: Nsys | None, profiler: str | None, key: str) -> Job:
+        """Return the job that makes the files of this capture.
+
+        Args:
+            folder: Where the files go.
+            nsys: The nsys that records; ``None``: torch.profiler or nothing records.
+            profiler: The profiler's name and version for ``run.json``; ``None``: nothing records.
+            key: The digest for ``run.json``.
+        """
         program = [self.python, *self.torchrun, "-m", "ddp_prof.train", *self.workload]
         program += ["--run-json", str(folder / f"{self.base}.run.json"), "--key", key]
         program += ["--profiler", profiler] if profiler else []
@@ -138,6 +159,11 @@ class Plan:
 
 
 def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """Return the capture that the arguments and environment variables request, with defaults for what is not set.
+
+    Raises UsageError if an argument or a variable is invalid.
+    """
+    # The arguments before -- are ours, those after it are for the workload.
     at = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(
         "profile_variant.sh",
@@ -150,7 +176,8 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     parser.add_argument("--bucket-size-mb")
     options = _parsed(parser.parse_args, argv[:at])
 
-    # Of torchrun, the ranks are not known before it has started them.
+    # The number of ranks. If a launcher started them, this process is one of them, and ``place`` says which; otherwise
+    # torchrun or the workload will start them.
     place = {} if environ.get("TORCHRUN") else read_place(environ)
     if place and "SLURM_JOB_ID" in environ:
         port = FIRST_PORT + (_whole(environ, "SLURM_JOB_ID", 0) or 0) % 1000
@@ -164,6 +191,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     found = re.search(r"--nnodes[= ](?:[0-9]+:)?([0-9]+)", environ.get("TORCHRUN", ""))
     nodes = _whole({"--nnodes": found[1]}, "--nnodes", 1, 1_000_000) or 1 if found else 1
 
+    # Device: GPUs if each rank of this machine has a place on one.
     gpus = visible_gpus(environ)
     device = environ.get("DEVICE") or "auto"
     if device == "auto":
@@ -171,7 +199,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         device = "cuda" if len(gpus) * (sharing or 1) >= here else "cpu"
     settings = {
         "--bucket-size-mb": options.bucket_size_mb,
-        # A launcher passes it in the environment.
+        # A launcher passes the number of ranks in the environment.
         "--world-size": None if place or environ.get("TORCHRUN") else str(ranks),
         "--device": device,
         "--model-size": environ.get("MODEL_SIZE") or ("medium" if device == "cuda" else "mini"),
@@ -185,6 +213,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     workload = ["--variant", options.variant]
     workload += [word for option, value in settings.items() if value for word in (option, value)] + list(argv[at + 1 :])
     arguments = _parsed(parse_arguments, workload)
+    # Name of the files: variant, bucket size, options that change the variant.
     size = arguments.bucket_size_mb
     has_size = options.bucket_size_mb or options.variant == BUCKETED
     sizes = ["unbounded" if size is None else f"{size:g}mb"] if has_size else []
@@ -211,6 +240,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
 
 
 def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
+    """Return what argparse makes of the words; raise UsageError with argparse's message instead of its exit."""
     output = io.StringIO()
     try:
         with redirect_stderr(output):
@@ -222,6 +252,10 @@ def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> P
 
 
 def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) -> int | None:
+    """Return a variable as a whole number; ``None`` if it is not set or empty.
+
+    Raises UsageError if it is no whole number from ``least`` to ``most``.
+    """
     text = environ.get(name, "")
     if not text:
         return None
@@ -231,7 +265,7 @@ def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) 
 
 
 def clean_environment(plan: Plan) -> dict[str, str]:
-    """Return the environment of a run, without unrelated variables, because a report keeps it."""
+    """Return the environment for a run: only what it needs, because the report of nsys keeps the environment."""
     kept = {name: value for name, value in plan.environ.items() if KEPT_VARIABLES.fullmatch(name)}
     if plan.place:
         kept |= {name: value for name, value in plan.environ.items() if MEETING_VARIABLES.fullmatch(name)}
@@ -240,7 +274,7 @@ def clean_environment(plan: Plan) -> dict[str, str]:
 
 
 def digest_plan(plan: Plan, profiler: str | None) -> str:
-    """Return a digest of machine, settings and code, which determine the content of a capture."""
+    """Return a digest of all that determines the content of a capture: machine, settings, versions and code."""
     machine = [*platform.uname()[:3], platform.machine(), str(os.cpu_count()), *plan.gpus]
     for file, pattern in (("/etc/machine-id", ".*"), ("/proc/cpuinfo", "model name.*")):
         with suppress(OSError):
@@ -255,7 +289,7 @@ def digest_plan(plan: Plan, profiler: str | None) -> str:
 
 
 def digest_code(package: Path = PACKAGE) -> str:
-    """Return a digest of the code that the ranks run, without the code that records and reads."""
+    """Return a digest of the package's code that the ranks run; code that records or reads captures is left out."""
     ground = (package / f"{name}.py" for name in ("bucket_assignment", "range_names", "run_config", "variants"))
     contents = sha256()
     for file in sorted([*package.glob("ddp/**/*.py"), *package.glob("train/**/*.py"), *ground]):
@@ -269,7 +303,10 @@ def say(text: str) -> None:
 
 
 def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Capture a variant unless that is up to date; return one line. After an error the former capture is unchanged."""
+    """Capture a variant, unless an existing capture is up to date; return one line that says what was done.
+
+    ``argv`` are the arguments, ``environ`` holds the settings. After an error an existing capture is unchanged.
+    """
     began = time.monotonic()
     plan = read_plan(argv, environ)
     nsys, profiler = _choose_profiler(environ)
@@ -280,7 +317,7 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
             return f"{plan.name}: up to date"
         holding = nullcontext() if plan.part else _hold_output(plan.traces)  # parts are made at the same time
         with holding, scratch_folder() as scratch, _partial_folder(plan) as partial:
-            if _is_done(plan, nsys, profiler, key):  # by the process that held the folder
+            if _is_done(plan, nsys, profiler, key):  # the process that held the folder has made this capture
                 return f"{plan.name}: up to date"
             _record(plan, nsys, profiler, key, scratch, partial)
     except WorkloadError as error:
@@ -292,7 +329,10 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | None]:
-    """Return the nsys that records, and the recorder's name in run.json: nsys 2022.4.2.1, torch.profiler 2.13.0."""
+    """Return the nsys that records, or ``None``, and the profiler's name in ``run.json``, or ``None``.
+
+    The name is such as ``nsys 2022.4.2.1`` or ``torch.profiler 2.13.0``, and ``None`` if nothing is to record.
+    """
     profiler = environ.get("PROFILER") or "auto"
     if profiler not in {"auto", "nsys", "kineto", "none"}:
         raise UsageError(f"PROFILER={profiler}: choose nsys, kineto, none or auto")
@@ -307,7 +347,10 @@ def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | Non
 
 
 def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> bool:
-    """Whether the capture is complete and up to date; never for a part, because the other parts are not known."""
+    """Whether the capture exists, complete and up to date, and is not forced.
+
+    False for a part, because the other parts are not known.
+    """
     if plan.part or plan.is_set("FORCE"):
         return False
     with suppress(OSError, ValueError, AttributeError):
@@ -320,6 +363,7 @@ def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> b
 
 @contextmanager
 def _hold_output(traces: Path) -> Iterator[None]:
+    """Lock the folder of the captures in the block, and remove first what killed captures left in it."""
     with hold_folder(traces, lambda: say(f"waiting for another capture into {traces}")):
         for left in traces.glob(".*.partial"):  # left by captures that were killed
             if not re.search(r"\.(rank|node)[0-9]+\.partial$", left.name):  # other processes may still write parts
@@ -329,7 +373,10 @@ def _hold_output(traces: Path) -> Iterator[None]:
 
 @contextmanager
 def _partial_folder(plan: Plan) -> Iterator[Path]:
-    """Make a folder for the files until all exist; at the end it is removed, and a ``.qdstrm`` in it is kept."""
+    """Return a context with a folder for the files of a capture until all of them exist.
+
+    At the end the folder is removed. A ``.qdstrm``, a recording that could not be imported, is kept.
+    """
     partial = plan.traces / f".{plan.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -342,12 +389,27 @@ def _partial_folder(plan: Plan) -> Iterator[Path]:
 
 
 def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scratch: Path, partial: Path) -> None:
-    """Make the files, check them and move them to their folder; run.json last, so that it proves the others exist."""
+    """Run the capture, check its files and move them to their folder.
+
+    ``run.json`` is moved last, so that its presence proves that all other files are there.
+
+    Args:
+        plan: What to capture.
+        nsys: The nsys that records, if any.
+        profiler: The profiler's name, ``None`` if nothing records.
+        key: The digest for ``run.json``.
+        scratch: The temporary folder of the run.
+        partial: The folder for the files until they are complete.
+
+    Raises:
+        WorkloadError: The run failed, took too long, or its capture lacks data.
+    """
     job = plan.job(partial, nsys, profiler, key)
     log = scratch / "log"
     # nsys opens sockets in TMPDIR, whose paths must be short.
     environ = {**clean_environment(plan), "HOME": str(scratch), "TMPDIR": str(scratch)}
     namespace = _namespace(plan) if nsys else []
+    # Start again if nsys has failed by its race; anything else ends the loop.
     for _ in range(NSYS_STARTS):
         log.write_bytes(b"")
         with _follow_log(log) if plan.is_set("VERBOSE") else nullcontext():
@@ -358,7 +420,8 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
     reason = find_reason(log, code, profiler or "the launcher")
     if plan.limit_s is not None and code == NOT_DONE:
         raise WorkloadError(f"the run was not done after {plan.limit_s} s: {reason}")
-    # Rank 0 writes run.json on success. The exit code may be that of nsys, so it counts only if this is a part.
+    # Rank 0 writes run.json on success. The exit code may be that of nsys, so it counts only if other
+    # processes capture the other ranks, and rank 0 may be one of theirs.
     if not (partial / f"{plan.base}.run.json").is_file() and not (plan.part and code == 0):
         raise WorkloadError(f"the workload failed (exit code {code}): {reason} [all output: VERBOSE=1]")
     if profiler:
@@ -368,13 +431,17 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
             hint = ", with CAPTURE_RANGE=none, another nsys, or PROFILER=kineto" if plan.on_gpus and nsys else ""
             raise WorkloadError(f"{loss}: capture again{hint}")
     job.remove_old(plan.traces, plan.ranks)
+    # False sorts before True, so run.json is the last.
     for file in sorted(partial.iterdir(), key=lambda file: file.name.endswith(".run.json")):
         file.chmod(0o644)
         file.replace(plan.traces / file.name)
 
 
 def _namespace(plan: Plan) -> list[str]:
-    """Empty for ranks of a launcher and under CUDA's multi-process service, which need the machine's namespace."""
+    """Return the command prefix for a process namespace; empty if ``ISOLATE=0`` or it is not possible.
+
+    It is empty, too, for ranks of a launcher and under CUDA's multi-process service: they need the machine's namespace.
+    """
     pipe = Path(plan.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "control")  # noqa: S108
     if not plan.is_set("ISOLATE", "1") or plan.place or (plan.on_gpus and pipe.exists()):
         return []
@@ -386,6 +453,7 @@ def _namespace(plan: Plan) -> list[str]:
 
 @contextmanager
 def _follow_log(log: Path) -> Iterator[None]:
+    """Print to stderr, in the block, what is appended to the log."""
     with subprocess.Popen(["tail", "-f", str(log)], stdout=sys.stderr) as tail:  # noqa: S603, S607
         try:
             yield

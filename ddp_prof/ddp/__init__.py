@@ -1,4 +1,4 @@
-"""The data-parallel variants that are studied."""
+"""The data-parallel variants that are studied: each is a module that wraps a model and averages its gradients."""
 
 from ddp_prof.ddp.all_reduce import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from ddp_prof.ddp.base import DataParallel
@@ -15,7 +15,7 @@ VARIANTS: dict[str, type[DataParallel]] = {
     "sharded": ShardedDDP,
     "fsdp": FullyShardedDDP,
 }
-"""Variant by key; order and properties are in ``ddp_prof.variants``."""
+"""The class of each variant, by the variant's name on the command line; ``ddp_prof.variants`` has their properties."""
 
 __all__ = [
     "VARIANTS",

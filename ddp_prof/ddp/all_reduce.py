@@ -1,7 +1,10 @@
 """The variants that all-reduce their gradients themselves: naive, flat, overlap, bucketed.
 
-Each improves on the one before. In all of them a gradient is divided and copied into a buffer once, and the parameter's
-gradient becomes a view of the buffer, so nothing is copied back.
+Each improves on the variant before it. All of them divide a gradient by the number of ranks and copy it into the buffer
+of its bucket, once. The parameter's ``grad`` then becomes a view of this buffer, so nothing is copied back.
+
+In the diagrams time runs to the right. The row ``host`` shows the phases of a step, ``###`` is compute on the device,
+and ``[p9]`` is the all-reduce of the gradient of parameter 9.
 """
 
 from __future__ import annotations
@@ -28,14 +31,16 @@ class ReducingVariant(DataParallel):
     """A variant that reduces its gradients itself: after backward if :attr:`is_blocking`, else from gradient hooks.
 
     Args:
-        module: The model. It and the options must be the same on all ranks; this is checked.
-        process_group: ``None`` is the default group.
-        find_unused_parameters: Let the ranks vote in each step on which parameters they used, by one small all-reduce
-            for whose result the host waits; on a GPU it thus waits until backward and communication are done. With it,
-            late gradients (see :mod:`ddp_prof.ddp.reducer`) may come on some ranks only.
-        broadcast_buffers: Copy buffers (for example the running statistics of batch normalisation) from rank 0 before
-            the first forward, and before each forward after one with synchronization, as torch's DDP does.
-        schedule: Options of a subclass that determine what is communicated, and when.
+        module: The model. The model and the options must be the same on all ranks; this is checked.
+        process_group: The ranks that train together; ``None`` is torch's default group.
+        find_unused_parameters: In each step the ranks tell each other which parameters they used, by one small
+            all-reduce. The host waits for its result, on a GPU thus until backward and communication are done. Only
+            with this option may late gradients (see :mod:`ddp_prof.ddp.reducer`) occur on some ranks and not on others.
+        broadcast_buffers: Copy the model's buffers (for example the running statistics of batch normalisation) from
+            rank 0 before the first forward, and again before the forward that follows a synchronized forward (one with
+            gradients, outside of ``no_sync``), as torch's DDP does.
+        schedule: Options of a subclass that determine what is communicated, and when, by name. They are only compared
+            between the ranks.
     """
 
     _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {
@@ -64,20 +69,26 @@ class ReducingVariant(DataParallel):
         self._set_up()
 
     def _set_up(self) -> None:
+        """Create the attributes that a copy does not take over: buckets, hooks, and the state of the current step."""
         super()._set_up()
         self._reducer = self._make_reducer()
         self._remover = add_hooks(self, self._trained)
         self._stepped = frozenset(map(id, self.optimizer_parameters()))
         self._structure: Structure | None = None
         self._layouts = Layouts(self.module)
-        self._postponed: list[tuple[int, int] | None] | None = None  # the gradients at a ``finish`` within ``no_sync``
-        self._is_stepping = False  # whether an optimizer runs, of which a closure may be part
+        # ``_gradients_seen`` at the last ``finish_gradient_synchronization`` within ``no_sync``, which was postponed.
+        self._postponed: list[tuple[int, int] | None] | None = None
+        self._is_stepping = False  # whether an optimizer's step runs, in which a closure may call forward and backward
 
     def _make_reducer(self) -> Reducer:
         return self._reducer_type(self._trained, self.assignment, self.process_group, self._find_unused)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module; raises CommunicationError if it has a trained parameter that the variant does not know."""
+        """Call the module, with the buffers of rank 0 if they are due.
+
+        Raises CommunicationError if the model has changed since the variant was made: a parameter was added, unfrozen,
+        converted or moved.
+        """
         if torch.is_grad_enabled():
             self._forget_dropped()
         if self._are_buffers_due:
@@ -89,7 +100,10 @@ class ReducingVariant(DataParallel):
         return super().forward(*args, **kwargs)
 
     def on_gradient(self, index: int, _parameter: torch.Tensor) -> None:
-        """Take the gradient of a parameter, which backward has just finished. Called by a hook."""
+        """Give the gradient of trained parameter ``index``, which backward has just finished, to the reducer.
+
+        Called by the parameter's hook. A blocking variant leaves this to the end of backward.
+        """
         if not self._is_synchronizing:
             return
         self.is_unfinished = True
@@ -97,7 +111,10 @@ class ReducingVariant(DataParallel):
             self._reducer.ready(index)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Finish what was postponed; raise an error if gradients are not synchronized. Called before any optimizer."""
+        """Do a postponed synchronization; raise CommunicationError if gradients are not synchronized.
+
+        Called by a hook before a step of any optimizer; does nothing for an optimizer of other parameters.
+        """
         if not self._is_own(optimizer):
             return
         if self.is_unfinished:
@@ -109,18 +126,22 @@ class ReducingVariant(DataParallel):
         self._is_stepping = True
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Called by a hook after a step of any optimizer."""
+        """Note that this variant's optimizer has stepped. Called by a hook after a step of any optimizer."""
         if self._is_own(optimizer):
             self._is_stepping = False
 
     def _postpone(self) -> None:
-        """Only a step shows whether this was the last micro-batch; within its closure, nothing else would."""
+        """Synchronize later, when the optimizer steps: only that shows that this was the last micro-batch.
+
+        Within the closure of a step nothing else would trigger the synchronization, so it is done at once.
+        """
         if self._is_stepping:
             self._finish()
         else:
             self._postponed = self._gradients_seen()
 
     def _catch_up(self) -> None:
+        """Do a postponed synchronization, if there is one; raise CommunicationError if gradients changed since."""
         if self._postponed is None:
             return
         if self._postponed != self._gradients_seen():
@@ -140,10 +161,12 @@ class ReducingVariant(DataParallel):
         self._postponed = None
 
     def _gradients_seen(self) -> list[tuple[int, int] | None]:
+        """Return the identity and the version of each gradient: both stay the same until the gradient is changed."""
         gradients = (parameter.grad for parameter in self._trained)
         return [None if each is None else (id(each), each._version) for each in gradients]
 
     def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer steps on at least one parameter of this variant."""
         return any(id(parameter) in self._stepped for group in optimizer.param_groups for parameter in group["params"])
 
     def remove(self) -> None:
@@ -157,19 +180,23 @@ class ReducingVariant(DataParallel):
         self._reducer.finish()
 
     def _forget_dropped(self) -> None:
+        """End a step whose gradients ``zero_grad`` dropped; its collectives still run, as other ranks take part."""
         if self.is_unfinished and self._reducer.is_dropped():
             self.is_unfinished = False
             with annotate.synchronize():
                 self._reducer.finish(is_discarded=True)
 
     def _check_model(self) -> None:
+        """Raise CommunicationError if a parameter was converted, moved, unfrozen or added; repair moved buffers."""
         self._layouts.check()
         self._reducer.restore_memory()
+        # Parameters that were frozen must still be frozen: they have no bucket.
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise CommunicationError(
                     f"parameter {name!r} was frozen when the variant was made and requires a gradient now: {WRAP_AGAIN}"
                 )
+        # Looking for new parameters is slow, so it is done only if modules or parameters changed since the last time.
         if self._structure is not None and self._structure.is_unchanged():
             return
         known = {id(parameter) for parameter in self._trained}
@@ -182,7 +209,7 @@ class ReducingVariant(DataParallel):
 
 
 class Structure:
-    """The modules and parameters of a module, with a fast check whether they changed."""
+    """The submodules and parameters that a module has now, with a fast check whether they are still the same."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._holders: list[Any] = [held for layer in module.modules() for held in (layer._parameters, layer._modules)]
@@ -198,13 +225,13 @@ class Structure:
 
 
 class NaiveDDP(ReducingVariant):
-    """Naive: after backward, one blocking all-reduce per parameter.
+    """Naive: after backward, one blocking all-reduce per parameter, the last parameter first.
 
         host      |  forward  |     backward     |           synchronize           |optimizer|
         compute   |###########|##################|                                 |#########|
         all-reduce                               |[p9]|[p8]|[p7]| ... |[p1]|[p0]   |
 
-    Nothing overlaps, and the latency of a collective is paid for each parameter. Arguments as in
+    Communication does not overlap with compute, and each parameter costs the latency of a collective. Arguments as in
     :class:`ReducingVariant`.
     """
 
@@ -225,7 +252,8 @@ class FlatDDP(ReducingVariant):
         compute   |###########|##################|                       |#########|
         all-reduce                               |[ p9 p8 p7 ... p1 p0 ] |
 
-    Nothing overlaps, but the latency of a collective is paid once. Arguments as in :class:`ReducingVariant`.
+    Communication does not overlap with compute, but the latency of a collective occurs only once per buffer. Arguments
+    as in :class:`ReducingVariant`.
     """
 
     is_blocking: ClassVar[bool] = True
@@ -238,9 +266,10 @@ class OverlapDDP(ReducingVariant):
         compute   |###########|##################|           |#########|
         all-reduce                [p9] [p8] [p7] ... [p1][p0]|
 
-    Launches keep one order, last parameter first: a gradient that is ready early waits for its turn. ``synchronize``
-    launches the rest (zeros for unused parameters) and waits for all. Exposed is the tail after backward; the latency
-    of a collective is still paid for each parameter. Arguments as in :class:`ReducingVariant`.
+    All ranks launch in the same order, the last parameter first: a gradient that is ready early waits for its turn.
+    ``synchronize`` launches what is left (zeros for unused parameters) and waits for all. What runs after backward does
+    not overlap with compute. Each parameter still costs the latency of a collective. Arguments as in
+    :class:`ReducingVariant`.
     """
 
     _cap_bytes = EACH_ALONE
@@ -253,19 +282,21 @@ class BucketedDDP(ReducingVariant):
         compute   |###########|##################|           |#########|
         all-reduce                  [p9 p8 p7][p6 p5 p4] ... [p1 p0]   |
 
-    Few large messages use the wire better than many small ones, but the first one starts later and the last one, which
-    nothing can hide, takes longer: the cap of a bucket sets the balance. With ``rebuild_buckets`` the first step shows
-    in which order gradients become ready; then buckets are assigned again in that order.
+    Few large messages use the network better than many small ones. But the first message then starts later, and the
+    last message, which no compute can hide, takes longer. The cap of a bucket sets the balance. With
+    ``rebuild_buckets`` the first step shows in which order gradients become ready, and buckets are assigned again in
+    that order. Two buckets before and after that, if the gradient of parameter 7 is ready last:
 
-        order of parameters()   [p9 p8 p7]  [p6 p5 p4]      p7 is ready last: both buckets wait for it
-        order of readiness      [p9 p8 p6]  [p5 p4 p7]      only the second one does
+        order of parameters()   [p9 p8 p7]  [p6 p5 p4]      both buckets wait for p7, as launches keep their order
+        order of readiness      [p9 p8 p6]  [p5 p4 p7]      only the second bucket waits for p7
 
     Args:
-        bucket_size_mb: Cap of a bucket in MiB, as torch's ``bucket_cap_mb``; a larger parameter has its own bucket.
-            A sequence: caps of the first buckets, the last one for all others; with ``[1, 25]`` a small first bucket is
-            launched early, as by default in torch's DDP. ``None``: one bucket per data type and device.
-        rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets again in
-            the order in which gradients became ready on rank 0.
+        bucket_size_mb: The most MiB that a bucket holds, as torch's ``bucket_cap_mb``; a larger parameter has its own
+            bucket. A sequence holds the caps of the first buckets, and its last number is the cap of all further
+            buckets: with ``[1, 25]`` a small first bucket is launched early, as by default in torch's DDP. ``None``:
+            one bucket per data type and device.
+        rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign the parameters
+            to buckets again, in the order in which gradients became ready on rank 0.
         options: As in :class:`ReducingVariant`.
     """
 
@@ -288,7 +319,10 @@ class BucketedDDP(ReducingVariant):
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Assign buckets in rank 0's order of readiness, so that all ranks have the same buckets."""
+        """Assign buckets in the order in which gradients became ready on rank 0, so that all ranks agree.
+
+        Does nothing if a parameter had no gradient on rank 0 in this step; the next step tries again.
+        """
         order = [self._reducer.order]
         with current_device(self.device):
             dist.broadcast_object_list(order, global_rank(0, self.process_group), self.process_group)

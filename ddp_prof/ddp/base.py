@@ -6,9 +6,9 @@
     variant.finish_gradient_synchronization()
     optimizer.step()
 
-Gradients are averaged over the ranks. A step is finished by ``finish_gradient_synchronization``. To skip a step, call
-``zero_grad()`` or ``discard()`` on every rank instead: the next step does not contain its gradients. A gradient may be
-a view of a buffer that the next step overwrites: keep a copy, not the tensor.
+Gradients are averaged over the ranks; ``finish_gradient_synchronization`` waits until they are. To skip a step, call
+``zero_grad()`` or ``discard()`` on every rank instead: the next step does not contain the gradients of the skipped one.
+A gradient may be a view of a buffer that the next step overwrites: keep a copy, not the tensor.
 """
 
 from __future__ import annotations
@@ -35,24 +35,29 @@ from ddp_prof.errors import CommunicationError
 
 
 class DataParallel(torch.nn.Module, ABC):
-    """Wraps ``module``: copies parameters and buffers from rank 0, and averages gradients.
+    """Wraps ``module``: copies its parameters and buffers from rank 0, and averages its gradients over the ranks.
 
-    A variant can be copied; the copy shares the process group. With the default group (``None``) it can be pickled.
-    Both only between steps.
+    A variant can be copied between steps; the copy uses the same process group. With the default group (``None``) it
+    can also be pickled between steps.
 
     Attributes:
+        module: The wrapped model.
+        process_group: The ranks that train together; ``None`` is torch's default group.
         is_unfinished: Whether there are gradients that are not synchronized yet.
-        is_blocking: Whether the variant waits for each collective right after its launch.
+        is_blocking: Whether the variant launches its collectives after backward and waits for them.
     """
 
     is_blocking: ClassVar[bool] = False
     _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished"})
-    """Attributes that are not copied: :meth:`_set_up` creates them."""
+    """Names of the attributes that a copy or pickle does not take over: :meth:`_set_up` creates them."""
 
     def __init__(
         self, module: torch.nn.Module, process_group: dist.ProcessGroup | None, schedule: Mapping[str, object]
     ) -> None:
-        """Check that all ranks have the same model and ``schedule``, the options that determine the communication."""
+        """Check that the model can be wrapped, and that all ranks have the same model and the same ``schedule``.
+
+        ``schedule`` holds the options that determine the communication, by name. Raises CommunicationError.
+        """
         super().__init__()
         _check_initialized()
         if any(isinstance(each, (DataParallel, DistributedDataParallel)) for each in module.modules()) or any(
@@ -69,15 +74,19 @@ class DataParallel(torch.nn.Module, ABC):
         self._is_synchronizing = True
 
     def _set_up(self) -> None:
-        """Create what is not copied: the clock; in subclasses also hooks and buffers. Communicates nothing."""
+        """Create the attributes of :attr:`_not_copied`: the clock; in subclasses also hooks and buffers.
+
+        It communicates nothing, as a copy may be made on one rank only.
+        """
         self._clock = CommunicationClock()
         self.is_unfinished = False
 
     @property
     def communication_seconds(self) -> float:
-        """How long the last step waited for gradients; NaN if this is not known.
+        """The seconds that the last step waited for its gradients to be averaged; NaN if this is not known.
 
-        On a CPU this is host time; on a GPU device time, and reading it waits for the device.
+        On a CPU it is the time that the host waited. On a GPU it is the time that the stream waited, and reading this
+        property waits for the device.
         """
         return self._clock.seconds()
 
@@ -85,10 +94,10 @@ class DataParallel(torch.nn.Module, ABC):
         return self.module(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Finish averaging the gradients over the ranks.
+        """Finish averaging the gradients over the ranks. Call it after backward and before the optimizer's step.
 
-        Within :meth:`no_sync` it communicates nothing: after the last micro-batch our variants then do it before the
-        optimizer steps, or in :meth:`clip_grad_norm_`, and raise an error if the gradients were changed meanwhile.
+        Within :meth:`no_sync` it communicates nothing. If the optimizer steps then, or :meth:`clip_grad_norm_` is
+        called, our variants average the gradients first, and raise an error if they were changed meanwhile.
         Raises CommunicationError if a collective fails, usually because another rank ended. NCCL does not report this
         here: torch ends this process after the time limit of the group.
         """
@@ -98,12 +107,13 @@ class DataParallel(torch.nn.Module, ABC):
             self._postpone()
 
     def _postpone(self) -> None:
-        """Called instead of :meth:`_finish` within ``no_sync``; torch's variants then do nothing."""
+        """Called instead of :meth:`_finish` within ``no_sync``. Torch's variants do nothing there."""
 
     def _catch_up(self) -> None:
-        """Finish what was postponed."""
+        """Do the synchronization that :meth:`_postpone` postponed, if there is one."""
 
     def _finish(self) -> None:
+        """Synchronize the gradients, within a range ``synchronize``, and measure how long that takes."""
         device = self.device
         self._clock.start(device)
         self.is_unfinished = False
@@ -112,10 +122,11 @@ class DataParallel(torch.nn.Module, ABC):
         self._clock.stop(device)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale all gradients by one factor if their norm is above ``max_norm``; return the norm before that.
+        """Scale all gradients so that their common norm is at most ``max_norm``; return the norm before scaling.
 
         Call it on every rank, after :meth:`finish_gradient_synchronization`; norm and factor are the same on all ranks.
-        A ``norm_type`` of 2 is the Euclidean norm, ``inf`` the largest absolute value.
+        A ``norm_type`` of 2 is the Euclidean norm, ``inf`` the largest absolute value. Raises CommunicationError if the
+        gradients are not synchronized yet.
         """
         if self.is_unfinished:
             raise CommunicationError(
@@ -139,11 +150,14 @@ class DataParallel(torch.nn.Module, ABC):
         self.is_unfinished = False
 
     def _forget_dropped(self) -> None:
-        """Forget gradients that ``zero_grad`` dropped before they were synchronized."""
+        """End the current step if ``zero_grad`` dropped its gradients before they were synchronized."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: use it around forward and backward of all but the last micro-batch."""
+        """Accumulate gradients on each rank, without communication, in the block.
+
+        Put forward and backward of all but the last micro-batch of a step into it.
+        """
         before, self._is_synchronizing = self._is_synchronizing, False
         try:
             yield
@@ -167,17 +181,19 @@ class DataParallel(torch.nn.Module, ABC):
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
-        """Return the parameters for the optimizer."""
+        """Return the parameters that the optimizer must be made with."""
         return self.trained_parameters()
 
     def kept_tensors(self) -> Sequence[torch.Tensor]:
-        """Return what the variant keeps between steps besides parameters, gradients and optimizer states."""
+        """Return the tensors that the variant keeps between steps, besides parameters and optimizer states."""
         return ()
 
     def _copied_attributes(self) -> dict[str, Any]:
+        """Return the attributes that a copy or pickle takes over, by name."""
         return {name: value for name, value in self.__dict__.items() if name not in self._not_copied}
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds; raise CommunicationError with a process group, which cannot be pickled."""
         if self.process_group is not None:
             raise CommunicationError(
                 "a variant with its own process group cannot be pickled: pickle its module and wrap it again"
@@ -190,14 +206,16 @@ class DataParallel(torch.nn.Module, ABC):
         self._set_up()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+        """Return a copy with its own module and buffers, in the same process group."""
         copy = type(self).__new__(type(self))
         memo[id(self)] = copy
-        memo[id(self.process_group)] = self.process_group
+        memo[id(self.process_group)] = self.process_group  # so that ``deepcopy`` does not copy the group
         copy.__setstate__(deepcopy(self._copied_attributes(), memo))
         return copy
 
 
 def _check_materialized(module: torch.nn.Module) -> None:
+    """Raise CommunicationError if a parameter or buffer has no shape yet (lazy modules) or no values (meta device)."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     for name, tensor in tensors:
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
@@ -213,7 +231,7 @@ def _check_materialized(module: torch.nn.Module) -> None:
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory."""
+    """How a tensor lies in memory: data type, device, shape and strides."""
 
     dtype: torch.dtype
     device: torch.device
@@ -226,7 +244,7 @@ class Layout(NamedTuple):
 
 
 class Layouts:
-    """The layouts of the trained parameters when a variant was made, to which its buckets belong."""
+    """The layouts that the trained parameters had when a variant was made; its buckets rely on them."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         trained = ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
@@ -234,9 +252,10 @@ class Layouts:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission
     def check(self) -> None:
-        """Raise CommunicationError if a parameter was converted or moved.
+        """Raise CommunicationError if a parameter was converted or moved since the variant was made.
 
-        Gradients would have one order in memory and the parameter another, which fused optimizers do not notice.
+        The elements of its gradient could then lie in memory in another order than those of the parameter. Fused
+        optimizers do not notice that and would compute wrong values.
         """
         for name, parameter, layout in self._known:
             if (now := Layout.of(parameter)) != layout:
@@ -255,9 +274,9 @@ def _check_initialized() -> None:
 class CommunicationClock:
     """Measures the time from :meth:`start` to :meth:`stop`.
 
-    On a GPU both record an event on the current stream. The first event is reached when the compute before it is done,
-    the second when the stream has waited for the collectives: between them is exposed communication. The host's clock
-    would only measure how long the launches take.
+    On a GPU both methods record an event on the current stream. The stream reaches the first event when the compute
+    before it is done, and the second event when it has waited for the collectives. The time between them is exposed
+    communication. The host's clock would only measure how long the launches take.
     """
 
     def __init__(self) -> None:
@@ -271,14 +290,15 @@ class CommunicationClock:
         self._end = _mark(device)
 
     def seconds(self) -> float:
-        """Return the last measured time; on a GPU, wait for it."""
+        """Return the last measured time in seconds; on a GPU, wait until its end is reached."""
         if isinstance(self._end, float):
             return float(self._end - self._begin)
         self._end.synchronize()
-        return float(self._begin.elapsed_time(self._end)) / 1000
+        return float(self._begin.elapsed_time(self._end)) / 1000  # CUDA gives milliseconds
 
 
 def _mark(device: torch.device) -> Any:
+    """Return the host's time in seconds, or for a GPU an event on its current stream."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -289,11 +309,14 @@ def _mark(device: torch.device) -> Any:
 def add_hooks(listener: Any, parameters: Sequence[torch.nn.Parameter]) -> weakref.finalize[..., Any]:
     """Register hooks that report gradients and optimizer steps to ``listener``; return a function that removes them.
 
-    The hooks hold a weak reference to the listener: a module whose variant was deleted trains alone again.
+    The hooks call ``listener.on_gradient(index, parameter)`` when the gradient of ``parameters[index]`` is accumulated,
+    and ``before_step`` and ``on_step`` before and after each step of any optimizer. They hold only a weak reference to
+    the listener: when the listener is deleted the hooks are removed, and its module trains alone again.
     """
     on_gradient, before_step, on_step = map(
         weakref.WeakMethod, (listener.on_gradient, listener.before_step, listener.on_step)
     )
+    # One hook for each parameter; torch's hooks for optimizers are called for all optimizers of the process.
     handles: list[RemovableHandle] = [
         parameter.register_post_accumulate_grad_hook(partial(_report, on_gradient, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
@@ -305,16 +328,19 @@ def add_hooks(listener: Any, parameters: Sequence[torch.nn.Parameter]) -> weakre
         for handle in handles:
             handle.remove()
 
+    # Calls ``remove`` when the listener is deleted, or when it is called itself; not when the program ends.
     remover = weakref.finalize(listener, remove)
     remover.atexit = False
     return remover
 
 
 def _report(method: weakref.WeakMethod[Any], *arguments: Any) -> None:
+    """Call the method, unless the object to which it belongs has been deleted."""
     if (reported := method()) is not None:
         reported(*arguments)
 
 
 def has_gradient_hook(parameter: torch.Tensor) -> bool:
+    """Whether :func:`add_hooks` has registered a hook on the parameter for a listener that still exists."""
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
     return any(getattr(hook, "func", None) is _report and hook.args[0]() is not None for hook in hooks)

@@ -1,12 +1,15 @@
-"""The buffer in which the gradients of a bucket are reduced; see :mod:`ddp_prof.bucket_assignment` for what is in it.
+"""The buffer in which the gradients of a bucket are reduced together.
 
-Each gradient is divided and copied once, into its view of the bucket's flat buffer. It is not divided in place, because
-autograd may give the gradients of two parameters the same storage, for example in ``a[None] + b[None]``. The view then
-*is* the parameter's gradient: nothing is copied back, and a gradient that autograd accumulated in the view is only
-divided. A view has the strides of its parameter (torch's gradient layout contract), because fused optimizers read
-parameter, gradient and state in the order of memory.
+:mod:`ddp_prof.bucket_assignment` decides which parameters a bucket holds.
 
-From the copy until the end of the reduction, the parameter's ``grad`` is a :class:`TakenGradient`.
+Each gradient is divided by the number of ranks and copied once, into its view of the bucket's flat buffer (it is
+"taken"). It is not divided in place, because autograd may give the gradients of two parameters the same storage, for
+example in ``a[None] + b[None]``. After the reduction the view *is* the parameter's ``grad``: nothing is copied back. If
+autograd later accumulates a gradient in the view, that gradient is divided there and not copied. A view has the strides
+of its parameter (torch's gradient layout contract), because fused optimizers read parameter, gradient and state in the
+order of memory.
+
+From the copy until the end of the reduction, the parameter's ``grad`` is a placeholder, :class:`TakenGradient`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,11 @@ _aten = torch.ops.aten
 
 
 def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float] | None:
+    """Return one cap or a sequence of caps in bytes instead of MiB; ``None`` is no cap.
+
+    Raises ValueError or TypeError for anything but positive numbers.
+    """
+    # A text is no sequence of caps: ``check_bucket_size`` refuses it.
     if size_mb is None or isinstance(size_mb, (int, float, str)):
         return None if size_mb is None else check_bucket_size(size_mb) * BYTES_PER_MB
     if not size_mb:
@@ -32,6 +40,7 @@ def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float]
 
 
 def check_bucket_size(size: float) -> float:
+    """Return ``size``, a number of MiB; raise TypeError if it is no number, ValueError if it is not positive."""
     if isinstance(size, bool) or not isinstance(size, (int, float)):
         raise TypeError(f"bucket_size_mb must be a number of MiB or None, got {size!r}")
     if not size > 0:
@@ -40,29 +49,37 @@ def check_bucket_size(size: float) -> float:
 
 
 class GradientBucket:
-    """Gradients that are reduced together.
+    """A group of parameters whose gradients are reduced together, with the flat buffer that is sent.
+
+    A *slot* is the position of a parameter in the bucket. A gradient is *taken* once it has been copied to the buffer.
+
+    Args:
+        index: Position of the bucket in the order of launch.
+        parameters: The parameters, all of one data type and device.
+        multiple: The buffer's length is padded with zeros to a multiple of this.
 
     Attributes:
-        index: Position in the order of launch.
-        views: The gradients of ``parameters`` in the buffer, in the same order.
-        taken: For each of them, whether it has been taken in this step.
-        missing: How many have not been taken.
-        refused: Parameters whose gradient of this step is sparse.
+        views: For each slot, the part of the buffer that holds the parameter's gradient, in the parameter's shape.
+        taken: For each slot, whether the gradient has been taken in this step.
+        missing: How many gradients have not been taken in this step.
+        refused: Parameters whose gradient of this step is sparse, and so cannot be reduced.
     """
 
     def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> None:
         self.index = index
         self.parameters = tuple(parameters)
-        self._fence = StreamFence()
+        self._fence = StreamFence()  # orders the reduction after the copies into the buffer
         self._multiple = multiple
         self._allocate()
         self.reset()
         self._placeholders = [TakenGradient(parameter) for parameter in self.parameters]
 
     def take(self, slot: int, scale: float) -> bool:
-        """Copy one gradient, times ``scale``, or zeros if there is none; return whether there was one.
+        """Copy the gradient of a slot, times ``scale``, into the buffer; return whether there was a gradient.
 
-        The zeros are negative. A sum of zeros is negative only if all of them are: see :meth:`is_unused`.
+        If the parameter has no gradient, the buffer gets negative zeros (-0.0). After the reduction they tell whether
+        any rank had a gradient, as a sum is -0.0 only if each addend is -0.0: see :meth:`is_unused`. ``scale`` is one
+        divided by the number of ranks.
         """
         gradient = self._require_dense(slot, self.parameters[slot].grad)
         self._place(slot)
@@ -71,15 +88,20 @@ class GradientBucket:
         view = self.views[slot]
         if gradient is None:
             in_reals(view).fill_(-0.0)
-        else:  # zero plus, so that none of the results is -0.0
-            if gradient is not view:  # else autograd accumulated in the buffer
+        else:
+            if gradient is not view:  # if it is, autograd accumulated in the buffer
                 hold_for_current_stream(gradient)
+            # view = 0 + scale * gradient: a product alone could be -0.0, but 0 plus -0.0 is +0.0.
             torch.add(self._zero, gradient.detach() if gradient.requires_grad else gradient, alpha=scale, out=view)
         self._fence.note(self._buffer.device)
         return gradient is not None
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
-        """Return whether ``zero_grad()`` dropped the taken gradient, and what autograd has added since it was taken."""
+        """Return whether ``zero_grad()`` dropped the taken gradient, and what autograd has added since it was taken.
+
+        The second result is ``None`` if autograd has added nothing or a sparse gradient. The parameter gets its
+        placeholder again, so that further changes are noticed.
+        """
         is_dropped, late = self._changes_since_taken(slot)
         if is_dropped:
             self._dropped.add(slot)
@@ -87,7 +109,10 @@ class GradientBucket:
         return is_dropped, self._require_dense(slot, late)
 
     def add(self, slot: int, gradient: torch.Tensor | None, scale: float) -> None:
-        """Add ``gradient`` times ``scale`` to this bucket of late contributions; ``None`` sets it to zeros."""
+        """Add ``gradient`` times ``scale`` to a slot of this bucket, which holds late contributions.
+
+        ``None`` sets the slot to zeros.
+        """
         if gradient is None:
             self.views[slot].zero_()
         else:
@@ -96,43 +121,51 @@ class GradientBucket:
         self._fence.note(self._buffer.device)
 
     def is_dropped(self) -> bool:
-        """Whether ``zero_grad()`` dropped all gradients that were taken, and there are no new ones."""
+        """Whether ``zero_grad()`` dropped all gradients that were taken in this step; true if none was taken."""
         return all(self._changes_since_taken(slot)[0] for slot, taken in enumerate(self.taken) if taken)
 
     def is_unused(self, slot: int) -> bool:
-        """Whether no rank had a gradient of this parameter, which this rank had none of; after the reduction.
+        """Whether no rank had a gradient for this slot: then all elements of the reduced gradient are -0.0.
 
-        On a GPU the host waits.
+        Call it after the reduction, for a slot without a gradient on this rank. On a GPU the host waits.
         """
         parts = in_reals(self.views[slot])
         return not bool(parts.any()) and bool(parts.signbit().all())
 
     def restore_memory(self) -> None:
-        """Make the views parts of the buffer again, which they are not after ``module.cpu()`` and back.
+        """Make new views of the buffer if the views have other memory, as after ``module.cpu()`` and back.
 
-        Conversions of a module give its gradients, which are the views, other memory.
+        The views are the gradients of the module's parameters, and a conversion of a module moves its gradients.
         """
         if [view.data_ptr() for view in self.views] != self._addresses:
             self._find_views()
 
     def take_missing(self, scale: float) -> list[int]:
-        """Take the gradients for which no hook was called; return the slots without a gradient."""
+        """Take the gradients of the slots for which no hook was called; return those slots that have no gradient."""
         missing = [slot for slot, taken in enumerate(self.taken) if not taken]
         return [slot for slot in missing if not self.take(slot, scale)]
 
     def tensor(self) -> torch.Tensor:
-        """Return the buffer to reduce, for use on the current stream."""
+        """Return the buffer to reduce; the current stream waits until the copies into it are done."""
         self._fence.wait(self._buffer.device)
         hold_for_current_stream(self._buffer)
         return self._buffer
 
     def restore_gradient(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
-        """Set the parameter's ``grad`` to the reduced gradient plus ``late``, or to ``None`` if no rank used it."""
+        """Set the parameter's ``grad`` after the reduction.
+
+        Args:
+            slot: The parameter's position in the bucket.
+            is_used: Whether any rank had a gradient. If not, and nothing is to be added, ``grad`` becomes ``None``.
+            late: The reduced late contributions, which are added; ``None`` if there are none.
+        """
         gradient, parameter, placeholder = self.views[slot], self.parameters[slot], self._placeholders[slot]
         if parameter.grad is placeholder and not placeholder.is_touched and late is None:  # the usual case
             parameter.grad = gradient if is_used else None
             return
-        is_dropped, unsynchronized = self._changes_since_taken(slot)  # the latter by a backward under no_sync
+        # What autograd added without a report by the hook comes from a backward under ``no_sync``: it stays local.
+        is_dropped, unsynchronized = self._changes_since_taken(slot)
+        # ``is_dropped``: after the last backward; ``_dropped``: between two backwards of this step.
         if is_dropped or slot in self._dropped:
             gradient.zero_()
             is_used = is_dropped and placeholder.is_zeroed
@@ -145,20 +178,26 @@ class GradientBucket:
         parameter.grad = gradient if has_gradient else None
 
     def _place(self, slot: int) -> None:
+        """Make the placeholder of a slot the parameter's ``grad``."""
         placeholder = self._placeholders[slot]
         if placeholder.is_touched:
             placeholder.reset()
         self.parameters[slot].grad = placeholder
 
     def _changes_since_taken(self, slot: int) -> tuple[bool, torch.Tensor | None]:
-        """Return whether ``zero_grad()`` dropped the taken gradient, and what autograd has added since."""
+        """Return whether ``zero_grad()`` dropped the taken gradient, and what autograd added since, or ``None``."""
         gradient, placeholder = self.parameters[slot].grad, self._placeholders[slot]
         if gradient is placeholder:
             return placeholder.is_zeroed, placeholder.added
+        # ``grad`` is another tensor or ``None``. Only with ``create_graph`` did autograd itself put a new tensor there;
+        # otherwise ``zero_grad()`` set it to ``None``, and what is there now came later.
         return not placeholder.is_replaced, gradient
 
     def _require_dense(self, slot: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Return ``None`` for a sparse gradient, and note it: an error here would leave other ranks waiting."""
+        """Return the gradient, or ``None`` if it is sparse.
+
+        A sparse gradient is noted in :attr:`refused`. An error at this place would leave other ranks waiting.
+        """
         if gradient is not None and gradient.layout is not torch.strided:
             self.refused.append(self.parameters[slot])
             return None
@@ -171,14 +210,14 @@ class GradientBucket:
 
     def _find_views(self) -> None:
         self.views = flat_views(self._buffer, self.parameters)
-        self._addresses = [view.data_ptr() for view in self.views]
+        self._addresses = [view.data_ptr() for view in self.views]  # to notice that a view was given other memory
 
     def reset(self) -> None:
-        """Forget which gradients were taken; the buffer stays, because its views are the parameters' gradients."""
+        """Begin a step: no gradient is taken. The buffer stays as it is: its views are the parameters' gradients."""
         self.missing = len(self.parameters)
         self.refused: list[torch.nn.Parameter] = []
         self.taken = [False] * len(self.parameters)
-        self._dropped: set[int] = set()
+        self._dropped: set[int] = set()  # slots whose taken gradient ``zero_grad()`` dropped before a late contribution
 
 
 def in_reals(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,15 +226,18 @@ def in_reals(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_buffer(parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> torch.Tensor:
-    """Return zeros for all parameters, of one data type and device; the length is a multiple of ``multiple``."""
+    """Return a one-dimensional tensor of zeros with room for all parameters, in their data type and on their device.
+
+    Its length is rounded up to a multiple of ``multiple``.
+    """
     first = parameters[0]
     numel = sum(parameter.numel() for parameter in parameters)
-    return torch.zeros(-(-numel // multiple) * multiple, dtype=first.dtype, device=first.device)
+    return torch.zeros(-(-numel // multiple) * multiple, dtype=first.dtype, device=first.device)  # -(-a // b) rounds up
 
 
 def flat_views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Return one view of the buffer for each parameter, one after the other, with the parameter's shape and strides."""
-    ends = itertools.accumulate(parameter.numel() for parameter in parameters)
+    ends = itertools.accumulate(parameter.numel() for parameter in parameters)  # where each view ends in the buffer
     return [
         buffer.as_strided(parameter.shape, gradient_strides(parameter), end - parameter.numel())
         for parameter, end in zip(parameters, ends, strict=True)
@@ -204,6 +246,7 @@ def flat_views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -
 
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return the parameter's strides if it is dense and does not overlap itself, else row-major ones."""
+    # ``preserve_format`` keeps the strides only of such a tensor. On the meta device nothing is allocated.
     dense = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
     if dense.stride() == parameter.stride():
         return dense.stride()
@@ -211,20 +254,21 @@ def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 class TakenGradient(torch.Tensor):
-    """Placeholder at a parameter's ``grad`` while its gradient is being reduced.
+    """Placeholder for a parameter's ``grad`` while its gradient is being reduced.
 
     The gradient is in a bucket that is being reduced, so it must not be read or changed. If ``grad`` were ``None``, a
     call of ``zero_grad()`` in the meantime would not be noticed. So ``grad`` is a tensor without memory that notices
     operations on it:
 
-        set to None, or zeroed     by ``zero_grad()``: the taken gradient is dropped
-        added to                   by autograd in a second backward: a late contribution, which it keeps
-        anything else              would read a gradient that is not there yet: an error
+        ``grad`` set to None, or zeroed   done by ``zero_grad()``: the taken gradient is dropped
+        something added to ``grad``       done by autograd in a second backward: a late contribution; it is kept here
+        any other operation               would read a gradient that is not there yet: CommunicationError
 
     Attributes:
-        is_touched: Whether it was zeroed or added to.
-        added: The sum of what autograd added.
-        is_replaced: Whether autograd set ``grad`` to the sum, as it does with ``create_graph``.
+        is_touched: Whether it was zeroed or added to since :meth:`reset`.
+        added: The sum of what autograd added; ``None`` if it added nothing.
+        is_zeroed: Whether it was zeroed, as by ``zero_grad(set_to_none=False)``.
+        is_replaced: Whether autograd set ``grad`` to a new tensor, the sum, as it does with ``create_graph``.
     """
 
     is_touched = False
@@ -249,6 +293,11 @@ class TakenGradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        """Note that a placeholder is zeroed or added to; raise CommunicationError for any other operation.
+
+        Torch calls it for each operation on a placeholder. ``function`` is the operator, ``arguments[0]`` the tensor
+        that it changes, or the list of tensors of an operator for several tensors (``_foreach_zero_``).
+        """
         first = arguments[0]
         if function is _aten.zero_.default:
             return first._zero()
@@ -259,9 +308,9 @@ class TakenGradient(torch.Tensor):
         if function in (_aten.add_.Tensor, _aten.add.Tensor) and isinstance(first, TakenGradient) and not keywords:
             first.is_touched = True
             first.added = arguments[1].clone() if first.added is None else first.added + arguments[1]
-            if function is _aten.add_.Tensor:
+            if function is _aten.add_.Tensor:  # in place: the placeholder stays the parameter's ``grad``
                 return first
-            first.is_replaced = True
+            first.is_replaced = True  # with ``create_graph`` autograd makes the returned tensor the ``grad``
             return first.added.clone()
         raise CommunicationError(
             f"{function} on a gradient that is not synchronized: "
@@ -275,16 +324,18 @@ class TakenGradient(torch.Tensor):
 
 
 class StreamFence:
-    """Orders a launch after work that was queued on several CUDA streams.
+    """Lets a collective wait for copies that were queued on several CUDA streams.
 
     Autograd runs the hook of a parameter on the stream of its layer. A collective waits only for the stream that is
-    current at its launch, which is the stream of the bucket's last gradient: copies on other streams need events.
+    current at its launch, which is the stream of the bucket's last gradient. So each stream with copies records an
+    event, and the current stream waits for these events before the launch. On a CPU nothing is done.
     """
 
     def __init__(self) -> None:
         self._events: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
     def note(self, device: torch.device) -> None:
+        """Record an event on the current stream of ``device``, after the work that has been queued on it."""
         if device.type != "cuda":
             return
         stream = torch.cuda.current_stream(device)
@@ -303,6 +354,9 @@ class StreamFence:
 
 
 def hold_for_current_stream(tensor: torch.Tensor) -> None:
-    """Keep the memory of a tensor of another stream until the current stream has used it."""
+    """Keep a tensor's memory from being used again before the current stream is done with it.
+
+    Without this torch's allocator orders the reuse by the stream that allocated the tensor only.
+    """
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))

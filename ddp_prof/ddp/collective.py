@@ -1,4 +1,4 @@
-"""Launches collectives with their ranges, waits and errors; compares the ranks; broadcasts the state of rank 0."""
+"""Launches collectives, marks them with ranges and explains their errors; compares ranks; sends the state of rank 0."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from ddp_prof.annotate.hooks import is_on_host, name_group
 from ddp_prof.errors import CommunicationError, first_line
 
 PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")
+"""Texts in the messages of gloo and NCCL, in lower case, which say that another rank has ended."""
 SOURCE_LINE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 """Prefix of gloo's messages: ``[.../pair.cc:537]``."""
 ADVICE = re.compile(r"\. This is typically caused by .*")
+"""End of a message that does not help to find the cause; it is left out."""
 SENT_AS_THEY_ARE = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
 }
-"""Data types that both gloo and NCCL know."""
+"""Data types that both gloo and NCCL can send; tensors of other types are sent as bytes."""
 T = TypeVar("T")
 
 # torch 2.13 renamed both and warns of the old names; earlier versions know only these.
@@ -35,7 +37,14 @@ reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched collective, of one or several calls to ``torch.distributed``."""
+    """A launched collective that may not have ended yet.
+
+    Attributes:
+        works: The handles of its calls to ``torch.distributed``: one or several.
+        span: Its range, which ends with the collective.
+        group: The ranks that take part; ``None`` is the default group.
+        operation: Its name in error messages: ``all-reduce of bucket 3``.
+    """
 
     works: Sequence[dist.Work]
     span: OpenRange
@@ -47,7 +56,10 @@ class InFlight:
         return all(work.is_completed() for work in self.works)
 
     def wait(self) -> None:
-        """Wait for the result: gloo blocks the host, NCCL makes the current stream wait."""
+        """Wait for the result and end the range: gloo blocks the host, NCCL makes the current stream wait.
+
+        Raises CommunicationError if the collective failed.
+        """
         try:
             for work in self.works:
                 work.wait()
@@ -65,6 +77,7 @@ def launch_all_reduce(
     operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     **more: int,
 ) -> InFlight:
+    """Launch an all-reduce of ``tensor``, in place, by ``operation``; all other arguments are as in :func:`launch`."""
     return launch(
         lambda: dist.all_reduce(tensor, operation, group, async_op=True),
         range_names.ALL_REDUCE, tensor, group, bucket, params, **more,
@@ -80,14 +93,23 @@ def launch(
     params: int,
     **more: int,
 ) -> InFlight:
-    """Start an asynchronous collective and open its range.
+    """Open the range of an asynchronous collective, start the collective and return it.
 
     With gloo the range ends on gloo's thread when the collective completes (for a CUDA tensor, when the copy back to
     the device has been launched). With NCCL the host does not know the completion, so the range ends in
     :meth:`InFlight.wait`; the kernel shows when the collective ended on the device.
 
-    ``start`` calls ``torch.distributed``, once or several times. ``tensor`` is the whole tensor: the input of a
-    reduce-scatter, the output of an all-gather; ``params`` is the number of parameters in it.
+    Args:
+        start: Calls ``torch.distributed``, once or several times, and returns one work handle or a list of them.
+        name: Name of the range, such as ``all_reduce``.
+        tensor: The whole tensor: the input of a reduce-scatter, the output of an all-gather. The range has its bytes.
+        group: The ranks that take part; ``None`` is the default group.
+        bucket: Number of the bucket, for the range and error messages.
+        params: Number of parameters in the tensor, for the range.
+        more: Further fields of the range.
+
+    Raises:
+        CommunicationError: The collective could not be started.
     """
     operation = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more, **name_group(group))
@@ -95,6 +117,7 @@ def launch(
         started = start()
         works = started if isinstance(started, list) else [started]
         if annotate.is_enabled() and is_on_host(tensor, group):
+            # gloo reports the completion: end the range when all calls are done.
             futures = [work.get_future() for work in works]
             done = futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
             done.add_done_callback(span.end)
@@ -105,16 +128,16 @@ def launch(
 
 
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Copy parameters and buffers from rank 0, one by one."""
+    """Copy the values of all parameters and buffers from rank 0 to all ranks, one tensor at a time."""
     for tensor in (*module.parameters(), *module.buffers()):
         dense = tensor.detach().contiguous()
         dist.broadcast(_sendable(dense), global_rank(0, group), group)
-        if dense.data_ptr() != tensor.data_ptr():
+        if dense.data_ptr() != tensor.data_ptr():  # ``contiguous`` has made a copy, which was broadcast
             tensor.detach().copy_(dense)
 
 
 def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Copy buffers from rank 0 by one broadcast per data type and device, and wait for it."""
+    """Copy buffers from rank 0 by one broadcast per data type and device, and wait for each."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for buffer in buffers:
         # ``data`` has its own version counter. That of the buffer must not change: an earlier forward may have saved
@@ -133,13 +156,16 @@ def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup 
 def launch_broadcast(
     tensors: Sequence[torch.Tensor], source: int, group: dist.ProcessGroup | None, bucket: int
 ) -> Callable[[], None]:
-    """Launch one broadcast of tensors of one kind; return a function that waits and copies the result into them.
+    """Launch one broadcast of several tensors from rank ``source`` of the group; return a function that finishes it.
 
-    A single contiguous tensor is broadcast in place.
+    The tensors have one data type and device, and are sent together in a copy. The returned function waits for the
+    broadcast and copies the result into the tensors. A single contiguous tensor is broadcast in place. ``bucket`` is
+    the number for the range.
     """
     is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
     flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])
 
+    # ``sent`` is ``flat`` or a view of its bytes, so the result of the broadcast is in ``flat``.
     sent = _sendable(flat)
     flight = launch(
         lambda: dist.broadcast(sent, global_rank(source, group), group, async_op=True),
@@ -147,6 +173,7 @@ def launch_broadcast(
     )  # fmt: skip
 
     def finish() -> None:
+        """Wait for the broadcast and copy the parts of the result into the tensors."""
         flight.wait()
         if is_in_place:
             return
@@ -157,26 +184,33 @@ def launch_broadcast(
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor in a data type that gloo and NCCL copy: itself, or its bytes."""
+    """Return a contiguous tensor itself if gloo and NCCL can send its data type, else a view of its bytes."""
     return tensor if tensor.dtype in SENT_AS_THEY_ARE else tensor.reshape(-1).view(torch.uint8)
 
 
 def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
+    """Return the rank in the default group that is rank ``rank`` of ``group``."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Make ``device`` current: NCCL sends objects from the current GPU, which is GPU 0 without ``set_device``."""
+    """Return a context that makes a GPU the current one; on a CPU it does nothing.
+
+    NCCL sends Python objects from the current GPU, which is GPU 0 unless the program has called ``set_device``.
+    """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def communication_errors(group: dist.ProcessGroup | None, operation: str) -> Iterator[None]:
-    """Turn failures of code that communicates internally into CommunicationErrors."""
+    """Raise CommunicationError instead of a RuntimeError if communication failed in the block; other errors pass.
+
+    It is for code of torch that communicates internally. ``operation`` names what failed in the message.
+    """
     try:
         yield
     except RuntimeError as error:
-        # An error within a future arrives as text.
+        # A CommunicationError raised within a future arrives as a RuntimeError whose text contains its name.
         _, is_ours, message = str(error).partition(f"{CommunicationError.__name__}: ")
         if is_ours:
             raise CommunicationError(message.splitlines()[0]) from error
@@ -186,12 +220,14 @@ def communication_errors(group: dist.ProcessGroup | None, operation: str) -> Ite
 
 
 def communication_error(rank: int, operation: str, error: BaseException) -> CommunicationError:
+    """Return the error to raise when ``operation`` failed: rank, the backend's reason in one line, and what to do."""
     # Takes the rank, not the group: a callback on a thread of the group must not hold the group, see TorchDDP.
     reason = ADVICE.sub("", SOURCE_LINE.sub("", first_line(error))).strip().rstrip(".")
     return CommunicationError(f"rank {rank}: {operation} failed: {reason}{_hint(error)}")
 
 
 def _hint(error: BaseException) -> str:
+    """Return the end of a message that says what another rank did; empty if the error shows nothing about it."""
     text = str(error).lower()
     if "timed out" in text or "timeout" in text:
         return ": another rank is stuck or ended, see its output"
@@ -201,6 +237,8 @@ def _hint(error: BaseException) -> str:
 
 
 class TensorSpec(NamedTuple):
+    """The properties of a parameter or buffer that must be equal on all ranks; ``label``: ``parameter 'a.weight'``."""
+
     label: str
     shape: tuple[int, ...]
     dtype: str
@@ -211,10 +249,10 @@ class TensorSpec(NamedTuple):
 def check_rank_consistency(
     module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None
 ) -> None:
-    """Compare model and options of every rank with those of rank 0, before anything of the model is sent.
+    """Raise CommunicationError if the model or the options of a rank differ from those of rank 0.
 
-    Every rank must call this. If they differed, gloo would abort in its C++ code, and NCCL would wait for ever or mix
-    the parameters up.
+    Every rank must call this, before anything of the model is sent. If models differed, gloo would abort in its C++
+    code, and NCCL would wait for ever or mix the parameters up.
     """
     compare_with_rank_0(
         ({name: _comparable(value) for name, value in options.items()}, describe_tensors(module)),
@@ -227,15 +265,21 @@ def check_rank_consistency(
 def compare_with_rank_0(
     own: T, find: Callable[[T, T], str | None], group: dist.ProcessGroup | None, device: torch.device
 ) -> None:
-    """Compare ``own`` with that of rank 0. Every rank must call this.
+    """Raise CommunicationError if ``own`` differs from the ``own`` of rank 0 on any rank. Every rank must call this.
 
-    ``find`` describes the first difference between its two arguments, if any. If a rank differs, every rank raises an
-    error that names the ranks that differ and describes the difference of the first one.
+    All ranks raise the same error. It names the ranks that differ and describes the difference of the first one.
+
+    Args:
+        own: What to compare; it is pickled and sent.
+        find: Takes ``own`` of this rank and ``own`` of rank 0, and returns a description of the first difference, or
+            ``None`` if there is none.
+        group: The ranks to compare; ``None`` is the default group.
+        device: The device of the model; with NCCL its GPU sends the objects.
     """
     if dist.get_world_size(group) == 1:
         return
     with communication_errors(group, "the comparison of the models"), current_device(device):
-        reference = [own]
+        reference = [own]  # on the other ranks the broadcast replaces the element
         dist.broadcast_object_list(reference, global_rank(0, group), group)
         differences: list[str | None] = [None] * dist.get_world_size(group)
         dist.all_gather_object(differences, find(own, reference[0]), group)
@@ -246,6 +290,7 @@ def compare_with_rank_0(
 
 
 def describe_tensors(module: torch.nn.Module) -> list[TensorSpec]:
+    """Return the properties of all parameters, then of all buffers, in the module's order."""
     named = [
         *((f"parameter {name!r}", parameter) for name, parameter in module.named_parameters()),
         *((f"buffer {name!r}", buffer) for name, buffer in module.named_buffers()),
@@ -258,6 +303,7 @@ def describe_tensor(label: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def find_option_difference(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
+    """Describe the first option that differs from that of rank 0 (``reference``); ``None`` if all are equal."""
     for name in (*own, *reference):
         if own.get(name) != reference.get(name):
             return f"{name}={own.get(name)}, on rank 0 {name}={reference.get(name)}: give every rank the same options"
@@ -265,7 +311,11 @@ def find_option_difference(own: Mapping[str, object], reference: Mapping[str, ob
 
 
 def _comparable(value: object) -> object:
-    """Return a comparable form of an option: a plain value itself, for other objects the type."""
+    """Return a form of an option's value that can be sent and compared.
+
+    Plain values stay as they are, a sequence becomes a list of such forms, a dataclass its ``repr``, and any other
+    object the name of its type.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
@@ -274,6 +324,7 @@ def _comparable(value: object) -> object:
 
 
 def find_difference(own: Sequence[TensorSpec], reference: Sequence[TensorSpec]) -> str | None:
+    """Describe the first tensor that differs from the tensor at its place on rank 0; ``None`` if all are equal."""
     for mine, theirs in zip_longest(own, reference):
         if theirs is None:
             found = f"{mine.label} is not there on rank 0"

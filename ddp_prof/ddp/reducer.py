@@ -7,15 +7,16 @@ this:
 another rank hooks may be called in another order, or other parameters may be unused. :meth:`Reducer.finish` launches
 incomplete buckets, in order, with zeros for missing gradients, so no bucket waits for a hook that is never called.
 
-*Late contributions.* A gradient is taken at the first call of its hook. A second backward, or re-entrant checkpointing,
-may call the hook again. Such a late contribution is kept in a separate bucket and reduced in a second round at the end,
-even if the first bucket has not been launched yet: that depends on timing, which differs between ranks. Before the
-second round a sum of votes determines which buckets have late contributions on any rank; these are reduced as a whole,
-with zeros for missing contributions. Without ``find_unused`` a rank votes only if it has late contributions itself: so
-either every rank must have some, not necessarily for the same parameters, or none.
+*Late contributions.* A gradient is taken (copied into its bucket) at the first call of its hook. A second backward, or
+re-entrant checkpointing, may call the hook again. What it then adds is a late contribution. It is kept in a separate
+bucket, which is reduced in a second round at the end. This is so even if the first bucket has not been launched yet, as
+that depends on timing, which differs between ranks. Before the second round the ranks vote, by one all-reduce, which
+parameters have late contributions. The buckets of these parameters are reduced as a whole, with zeros for missing
+contributions. Without ``find_unused`` a rank takes part in the vote only if it has late contributions itself. So in a
+step either every rank must have late contributions, not necessarily of the same parameters, or no rank.
 
-If ``zero_grad()`` drops gradients between backward and :meth:`Reducer.finish`, they are reduced nevertheless, because
-other ranks may keep theirs, but the result is not used on this rank.
+If ``zero_grad()`` drops gradients between backward and :meth:`Reducer.finish`, they are still reduced, because other
+ranks may keep theirs. This rank then does not use the result.
 """
 
 from __future__ import annotations
@@ -35,9 +36,20 @@ from ddp_prof.errors import CommunicationError
 class Reducer:
     """Averages the gradients of ``parameters`` over a process group, bucket by bucket, in the order of ``assignment``.
 
-    With ``find_unused`` ranks vote in each step by one small all-reduce in :meth:`finish`; its range has ``params=0``.
-    The votes also tell which parameters no rank used: these are left without a gradient, as in one process. Without
-    ``find_unused`` the sign of their zeros tells it, see :meth:`GradientBucket.take`.
+    A parameter that no rank used in a step is left without a gradient, as in one process. With ``find_unused`` the
+    ranks find these parameters by a vote in each step, a small all-reduce in :meth:`finish` whose range has
+    ``params=0``. Without it the sign of zeros in the buckets shows them, see :meth:`GradientBucket.take`.
+
+    Parameters are named by their index in ``parameters``.
+
+    Args:
+        parameters: The trained parameters.
+        assignment: For each bucket, in the order of launch, the indices of its parameters.
+        group: The ranks that train together; ``None`` is the default group.
+        find_unused: Whether the ranks vote in each step.
+
+    Attributes:
+        buckets: The buckets, in the order of launch.
     """
 
     def __init__(
@@ -52,6 +64,7 @@ class Reducer:
             self._make_bucket(index, [parameters[member] for member in members])
             for index, members in enumerate(assignment)
         ]
+        # For each parameter, its bucket and its slot (position) in the bucket.
         self._places = {
             member: (self.buckets[index], slot)
             for index, members in enumerate(assignment)
@@ -63,7 +76,7 @@ class Reducer:
         self._scale = 1.0 / dist.get_world_size(group)
         self._lock = threading.Lock()  # autograd has a thread per device
         self.order: list[int] = []
-        """Positions of the parameters whose hooks were called in the last finished step, in the order of the calls."""
+        """The parameters whose hooks were called in the last finished step, by index, in the order of the calls."""
         self._begin_step()
 
     def ready(self, index: int) -> None:
@@ -75,11 +88,12 @@ class Reducer:
                 return
             bucket.take(slot, self._scale)
             self._order.append(index)
+            # ``_in_flight`` holds all launched buckets, so its length is the index of the next bucket.
             while len(self._in_flight) < len(self.buckets) and not self.buckets[len(self._in_flight)].missing:
                 self.launch_next()
 
     def launch_next(self) -> InFlight:
-        """Launch the next bucket in order, with zeros for parameters without a gradient."""
+        """Launch the next bucket in order, with zeros for parameters without a gradient; return its collective."""
         bucket = self.buckets[len(self._in_flight)]
         if bucket.missing:
             members = self._assignment[bucket.index]
@@ -89,28 +103,37 @@ class Reducer:
         return flight
 
     def is_dropped(self) -> bool:
+        """Whether gradients were taken in this step and ``zero_grad()`` dropped all of them."""
         return bool(self._order) and all(bucket.is_dropped() for bucket in self.buckets)
 
     def finish(self, *, is_discarded: bool = False) -> None:
-        """Launch the remaining buckets, wait for all, and set the reduced gradients.
+        """Launch the remaining buckets, wait for all, set the parameters' gradients and begin a new step.
 
-        ``is_discarded``: all gradients were dropped, and no parameter gets zeros for a missing one. Raises an error for
-        a sparse gradient, or a parameter that is frozen on this rank only; training can go on after it.
+        Args:
+            is_discarded: All gradients of this step were dropped on this rank. A parameter that this rank did not use
+                then gets no gradient either, whatever other ranks did.
+
+        Raises:
+            CommunicationError: A collective failed, a gradient is sparse, or a parameter is frozen on this rank only.
+                After the last two, training can go on.
         """
+        # First round.
         while len(self._in_flight) < len(self.buckets):
             self.launch_next()
         votes = self._launch_votes() if self._find_unused or self._came_late else None
         for flight in self._in_flight:
             flight.wait()
+        # The counts of votes show which parameters no rank used, and which have late contributions on any rank.
         unused, late = self._unused, set[int]()
         if votes is not None:
             votes[1].wait()
             used_votes, late_votes = votes[0].tolist()
             unused = {index for index, count in enumerate(used_votes) if not count}
             late = {index for index, count in enumerate(late_votes) if count}
-        # With a gradient of zeros, weight decay and momentum would change them.
+        # The parameters whose gradient becomes None: with zeros, weight decay and momentum would change them.
         without = self._unused if is_discarded else unused if self._find_unused else self._find_unused_by_all()
         self._restore_gradients(without, self._reduce_late(late))
+        # Raise errors only now, as the ranks have to launch the same collectives.
         sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
         frozen_here, self.order = self._frozen_here, self._order
         self._begin_step()
@@ -122,7 +145,7 @@ class Reducer:
             bucket.restore_memory()
 
     def _find_unused_by_all(self) -> set[int]:
-        """Return what no rank used in this step; a rank asks only about what it did not use itself."""
+        """Return the parameters that no rank used in this step; only those that this rank did not use are checked."""
         places = {index: self._places[index] for index in self._unused}
         return {index for index, (bucket, slot) in places.items() if bucket.is_unused(slot)}
 
@@ -133,18 +156,23 @@ class Reducer:
         return launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket.parameters))
 
     def _take_late(self, index: int) -> None:
+        """Keep a late contribution of a parameter in the bucket for the second round."""
         bucket, slot = self._places[index]
         if bucket.index not in self._late:
             self._late[bucket.index] = GradientBucket(bucket.index, bucket.parameters)
         is_dropped, gradient = bucket.take_late(slot)
-        if is_dropped:
+        if is_dropped:  # earlier late contributions were dropped, too
             self._late[bucket.index].add(slot, None, self._scale)
         if gradient is not None:
             self._late[bucket.index].add(slot, gradient, self._scale)
         self._came_late.add(index)
 
     def _launch_votes(self) -> tuple[torch.Tensor, InFlight]:
-        """Launch the sum of votes over all ranks: a row for used parameters and one for late contributions."""
+        """Launch the sum of the votes of all ranks; return the votes and the collective.
+
+        The votes are ``[2, parameters]``: row 0 is 1 for each parameter that the rank used, row 1 is 1 for each
+        parameter with late contributions. After the collective they are the numbers of such ranks.
+        """
         votes = torch.zeros(2, len(self._places), dtype=torch.int32)
         votes[0] = 1
         votes[0, list(self._unused)] = 0
@@ -154,9 +182,9 @@ class Reducer:
         return votes, launch_all_reduce(votes, self._group, len(self.buckets), 0)
 
     def _reduce_late(self, late: set[int]) -> dict[int, torch.Tensor]:
-        """Reduce late contributions in a second round; return their averages by the position of the parameter."""
+        """Reduce late contributions in a second round; return their average for each parameter in ``late``."""
         numbers = sorted({self._places[index][0].index for index in late})
-        second = {
+        second = {  # a new bucket holds zeros: this rank has no late contributions in it
             number: self._late.get(number) or GradientBucket(number, self.buckets[number].parameters)
             for number in numbers
         }
@@ -170,19 +198,24 @@ class Reducer:
         return {index: second[bucket.index].views[slot] for index, (bucket, slot) in places.items()}
 
     def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
+        """Set the gradients of all parameters: ``None`` for ``unused`` ones, and the ``late`` averages are added.
+
+        It also notes the parameters that are frozen on this rank and have a gradient from another rank.
+        """
         for index, (bucket, slot) in self._places.items():
             if index in self._unused and not bucket.parameters[slot].requires_grad and bucket.views[slot].any():
                 self._frozen_here.append(bucket.parameters[slot])  # ``any`` makes the host wait for a GPU
             bucket.restore_gradient(slot, index not in unused, late.get(index))
 
     def _begin_step(self) -> None:
+        """Forget all about the last step."""
         for bucket in self.buckets:
             bucket.reset()
-        self._in_flight: list[InFlight] = []
-        self._late: dict[int, GradientBucket] = {}
-        self._came_late: set[int] = set()
-        self._order: list[int] = []
-        self._unused: set[int] = set()
+        self._in_flight: list[InFlight] = []  # the launched buckets
+        self._late: dict[int, GradientBucket] = {}  # the buckets of late contributions, by bucket index
+        self._came_late: set[int] = set()  # parameters with late contributions
+        self._order: list[int] = []  # parameters in the order of the calls of their hooks
+        self._unused: set[int] = set()  # parameters without a gradient on this rank
         self._frozen_here: list[torch.nn.Parameter] = []
 
     def _raise_for(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:

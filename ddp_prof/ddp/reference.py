@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel and fully_shard with the interface of the other variants, for comparison."""
+"""PyTorch's DistributedDataParallel and ``fully_shard``, with the interface of our own variants, for comparison."""
 
 from __future__ import annotations
 
@@ -42,18 +42,20 @@ class TorchDDP(DataParallel):
 
     A communication hook of DDP marks the buckets with ranges; ``mark_buckets=False`` leaves DDP unchanged. With a hook,
     DDP does not divide gradients while it copies them. NCCL then averages within the collective, without a pass over
-    memory; gloo cannot, so the hook divides, which is one pass more than in an unchanged DDP.
+    memory. Gloo cannot average, so the hook divides, which costs one pass over memory more than an unchanged DDP.
 
-    ``comm_hook`` is one of torch's hooks, which send less; a range marks each of their messages.
+    ``comm_hook`` is one of torch's hooks that send fewer bytes; a range marks each of their messages.
 
     bf16      torch's ``bf16_compress_hook``: buckets are sent as bfloat16, half the bytes of float32.
-    powersgd  torch's ``powerSGD_hook`` of rank 1: matrices are sent as products of two thin ones (Vogels, Karimireddy
-              and Jaggi 2019), in three messages per bucket. The first two steps are sent whole, as torch requires.
+    powersgd  torch's ``powerSGD_hook`` with matrix rank 1: each gradient matrix is sent as the product of two thin
+              matrices (Vogels, Karimireddy and Jaggi 2019), in three messages per bucket. The first two steps are sent
+              uncompressed, as torch requires.
 
     Args:
         mark_buckets: Mark each bucket's all-reduce by a communication hook. Without it ``communication_seconds`` is
             NaN, and only kernels show the buckets.
-        comm_hook: ``None``, ``"bf16"`` or ``"powersgd"``. A copy of the variant starts without PowerSGD's errors.
+        comm_hook: ``None``, ``"bf16"`` or ``"powersgd"``. A copy of the variant starts without the compression errors
+            that PowerSGD keeps from step to step.
         options: Passed to DDP.
     """
 
@@ -85,6 +87,7 @@ class TorchDDP(DataParallel):
         self._options["init_sync"] = False
 
     def _set_up(self) -> None:
+        """Create the attributes that a copy does not take over: torch's DDP and its communication hook."""
         super()._set_up()
         try:
             with communication_errors(self.process_group, "DDP's comparison of the models"):
@@ -92,7 +95,7 @@ class TorchDDP(DataParallel):
         except RuntimeError as error:
             raise CommunicationError(f"DistributedDataParallel cannot take this model: {first_line(error)}") from error
         self._layouts = Layouts(self.module)
-        # Not as a submodule, because its parameters would be listed twice.
+        # Stored past ``Module.__setattr__``: as a submodule its parameters would be listed twice.
         self.__dict__["_ddp"] = ddp
         self._open_range: OpenRange | None = None
         if self._mark_buckets:
@@ -103,10 +106,12 @@ class TorchDDP(DataParallel):
                 state = PowerSGDState(None, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
                 hook = _compress
             self._reduce = partial(MarkingGroup(self.process_group).reduce_bucket, hook=hook, state=state)
-            owner = weakref.ref(self)  # DDP calls the hook and does not live longer than self
+            # A weak reference: DDP, which self keeps, must not keep self. DDP calls it and does not outlive self.
+            owner = weakref.ref(self)
             ddp.register_comm_hook(None, lambda _state, bucket: owner()._reduce_bucket(bucket))  # type: ignore[union-attr]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call torch's DDP; raise CommunicationError if a parameter was converted or moved since it was made."""
         assert self._ddp is not None, "not after remove()"
         self._forget_dropped()
         self._layouts.check()
@@ -122,7 +127,10 @@ class TorchDDP(DataParallel):
 
     @property
     def communication_seconds(self) -> float:
-        """How long backward waited after the last bucket's launch, on a GPU after its compute; NaN without marks."""
+        """The seconds from the launch of the last bucket to the end of backward; NaN without ``mark_buckets``.
+
+        On a GPU they begin when the stream reaches that launch, so the compute before it is done.
+        """
         return super().communication_seconds if self._mark_buckets else float("nan")
 
     def no_sync(self) -> Any:
@@ -133,10 +141,14 @@ class TorchDDP(DataParallel):
         self.__dict__["_ddp"] = None
 
     def _forget_dropped(self) -> None:
-        """End the range of a step that was not finished."""
+        """End the ``synchronize`` range of a step for which ``finish_gradient_synchronization`` was not called."""
         self.finish_gradient_synchronization()
 
     def _reduce_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Launch the all-reduce of one of DDP's buckets and return its future; DDP's communication hook calls this.
+
+        The last bucket of a step also opens the ``synchronize`` range.
+        """
         operation, rank = f"all-reduce of bucket {bucket.index()}", dist.get_rank(self.process_group)
         future, spans = self._reduce(bucket)
         if bucket.is_last():
@@ -146,6 +158,7 @@ class TorchDDP(DataParallel):
         # Gloo's thread may hold the last reference to this function, so the function must hold neither the group nor
         # DDP: the thread would destroy the group, which waits for its threads, and abort.
         def completed(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            """End the bucket's ranges and return the reduced bucket; raise CommunicationError if that failed."""
             for span in spans:
                 span.end()  # backward may return before gloo's thread ends the range
             try:
@@ -157,17 +170,23 @@ class TorchDDP(DataParallel):
 
 
 def sent_bytes(gradient: torch.Tensor, comm_hook: str | None) -> int:
-    """Return the bytes sent for a gradient: whole, as bfloat16, or as PowerSGD's two matrices if these are smaller."""
+    """Return how many bytes a rank contributes to the all-reduces of a gradient.
+
+    ``None`` sends the gradient as it is, ``"bf16"`` sends it as bfloat16, and ``"powersgd"`` sends a matrix as two
+    vectors if these are smaller than half of it.
+    """
     numel = gradient.numel()
     if comm_hook == "bf16":
         return 2 * numel
     if comm_hook == "powersgd" and gradient.dim() > 1:
+        # A matrix of rows x columns as a column and a row vector. Torch compresses only if that at least halves it.
         products = gradient.shape[0] + numel // gradient.shape[0]
         numel = products if 2 * products < numel else numel
     return numel * gradient.element_size()
 
 
 def _compress(state: PowerSGDState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Launch torch's ``powerSGD_hook`` for a bucket and return its future; with gloo, wait for it before returning."""
     future = powerSGD_hook(state, bucket)
     group: Any = state.process_group
     if is_on_host(bucket.buffer(), group.marked):
@@ -195,12 +214,13 @@ class FullyShardedDDP(DataParallel):
     synchronize  has nothing to do: backward ends when all gradients are reduced.
     optimizer    steps on this rank's part of each parameter.
 
-    A unit is a block of the model (an element of a ``ModuleList``); all other parameters are the last unit. The ranges
-    hold the unit's number as their bucket. The phase of the launch tells gathers of forward from those of backward.
+    A unit (``u0``, ``u1``, ... above) is a block of the model, that is, an element of a ``ModuleList``. All other
+    parameters are the last unit. The ranges hold the unit's number as their bucket. Whether a gather belongs to forward
+    or to backward is seen from the phase in which it was launched.
 
     The module itself is changed: its parameters become ``DTensor`` s, of which each rank has a part. ``fully_shard``
-    requires contiguous parameters with at least one dimension, of one data type per unit, and the same used parameters
-    on every rank; it cannot be undone, copied or pickled.
+    requires contiguous parameters with at least one dimension and one data type per unit, and every rank must use the
+    same parameters. The wrapped module cannot be unwrapped, copied or pickled.
 
     ``options`` are passed to ``fully_shard``.
     """
@@ -223,6 +243,7 @@ class FullyShardedDDP(DataParallel):
         broadcast_state(module, process_group)
         self._set_up()
         mesh = DeviceMesh.from_group(process_group or dist.distributed_c10d._get_default_group(), self.device.type)
+        # The whole model comes last: ``fully_shard`` then takes only the parameters that no block has.
         units = [block for blocks in module.modules() if isinstance(blocks, torch.nn.ModuleList) for block in blocks]
         for index, unit in enumerate([*units, module]):
             try:
@@ -237,11 +258,12 @@ class FullyShardedDDP(DataParallel):
 
     @property
     def communication_seconds(self) -> float:
-        """NaN: torch waits between the layers of forward and backward."""
+        """NaN, as it is not known: torch waits for gathers and reductions between the layers."""
         return float("nan")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients without reducing them, in the block; FSDP then keeps them whole on each rank."""
         module: Any = self.module  # an FSDPModule
         module.set_requires_gradient_sync(False)
         try:
@@ -262,5 +284,5 @@ class FullyShardedDDP(DataParallel):
 
     def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         norm: Any = super()._clip(max_norm, norm_type)
-        whole: torch.Tensor = norm.full_tensor()  # with inf, ``item()`` would be the norm of this rank's part
+        whole: torch.Tensor = norm.full_tensor()  # for ``inf``, ``item()`` gives only this rank's norm
         return whole

@@ -1,16 +1,19 @@
-"""Sharded: each rank keeps optimizer state and reduced gradients only for its part of the parameters.
+"""Sharded: each rank keeps optimizer state and reduced gradients only for its part (shard) of the parameters.
 
     host            |  forward  |      backward      |synchronize|optimizer|  forward of the next step
     compute         |###########|####################|           |##|      |....###...###...###########
     reduce-scatter                  [b0] [b1] ... [bn]|
     all-gather                                                      [bn] ... [b1] [b0]|
 
+In the row ``compute`` ``###`` is compute and dots are waiting. ``[b0]`` is the collective of bucket 0, which holds the
+last layers.
+
 forward      computes the loss. A layer waits only for the all-gather of its own parameters.
 backward     the hook of a parameter divides the gradient and copies it into its bucket; the hook that fills the bucket
-             launches its reduce-scatter, which gives each rank the average of its part. The memory of the full
-             gradients is freed at the first launch after the end of the reduce-scatter.
+             launches its reduce-scatter, which gives each rank the average of its part. The memory of the bucket's
+             buffer is freed when another bucket is launched after the end of the reduce-scatter.
 synchronize  launches incomplete buckets (zeros for unused parameters), then waits for all reduce-scatters.
-optimizer    steps on the shards; then the all-gathers are launched, first that of the first layers.
+optimizer    steps on the shards; then the all-gathers are launched, beginning with the first layers.
 
 State and gradients are divided among the ranks (ZeRO stages 1 and 2, Rajbhandari et al. 2020). A reduce-scatter and an
 all-gather together send as much as one all-reduce, but the all-gather can overlap with the next forward.
@@ -47,7 +50,7 @@ Parameter = torch.nn.Parameter | None
 
 
 class ShardGradient(torch.Tensor):
-    """The gradient of a rank's part; an overflow that GradScaler finds in it is reported on all ranks.
+    """The gradient of a shard. If GradScaler finds an overflow in it on one rank, all ranks are told.
 
     Otherwise one rank would skip a step and halve the scale, and the others would not.
     """
@@ -57,40 +60,49 @@ class ShardGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        """Call the function; after GradScaler's check for overflows, sum what the ranks found. Torch calls this."""
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*arguments, **(keywords or {}))
         if function is torch._amp_foreach_non_finite_check_and_unscale_:
-            (gradient, *_), found, _ = arguments
+            (gradient, *_), found, _ = arguments  # the gradients, a flag for an overflow, the inverse of the scale
             launch_all_reduce(found, gradient.group, gradient.bucket, 0).wait()
         return result
 
 
 class Idle:
-    """The parameters of a bucket without a gradient, which an optimizer must not change; it steps on the whole shard.
+    """Keeps the parameters of a bucket that have no gradient unchanged while the optimizer steps on the whole shard.
 
-    As in one process, such a parameter is neither decayed nor moved by momentum. An optimizer with a count of steps has
-    one for the whole shard. So a parameter that was left out before cannot be stepped on: its count would be wrong.
+    As in one process, such an idle parameter is neither decayed nor moved by momentum: its elements of the shard and of
+    the optimizer's state are saved before the step and restored after it. An optimizer that counts its steps has one
+    count for the whole shard. So a parameter that was idle in a step cannot be stepped on later: its count would be
+    wrong.
 
     Args:
         shard: This rank's part of the bucket.
-        slices: Where the parameters lie in it; empty for those of which it has nothing.
+        slices: For each parameter of the bucket, its elements in the shard; an empty slice if the shard has none.
     """
 
     def __init__(self, shard: torch.nn.Parameter, slices: Sequence[slice]) -> None:
         self._shard, self._slices = shard, slices
-        self._slots: set[int] = set()
-        self._were_idle: set[int] = set()
-        self._kept: list[tuple[torch.Tensor, slice, torch.Tensor]] = []
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._slots: set[int] = set()  # the idle parameters of this step, by position in the bucket
+        self._were_idle: set[int] = set()  # those that were idle in any step since the optimizer's state began
+        self._kept: list[tuple[torch.Tensor, slice, torch.Tensor]] = []  # tensor, part of it, values to restore
+        self._optimizer: torch.optim.Optimizer | None = None  # the optimizer that steps at the moment
 
     def leave_out(self, slots: set[int]) -> None:
-        """Note which have no gradient from now on; within a step, whose closure found that, keep what is there."""
+        """Set which parameters (``slots``: positions in the bucket) have no gradient from now on.
+
+        If a closure called this during an optimizer's step, their elements are saved now.
+        """
         self._slots = slots
         if self._optimizer is not None:
             self._keep(self._optimizer)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep what the optimizer must not change; raise CommunicationError for a parameter that is used late."""
+        """Save the elements that the optimizer must not change.
+
+        Raises CommunicationError if a parameter that was idle before has a gradient now and the optimizer counts steps.
+        """
         self._optimizer = optimizer
         self._keep(optimizer)
 
@@ -100,19 +112,22 @@ class Idle:
         for tensor, part, values in self._kept:
             tensor[part] = values
         if self._optimizer is not None:
+            # A momentum that the step has made could not be saved before. Idle parameters get a momentum of zero.
             momentum = self._elements(self._optimizer).get("momentum_buffer")
-            if momentum is not None and not any(momentum is tensor for tensor, *_ in self._kept):  # made in this step
+            if momentum is not None and not any(momentum is tensor for tensor, *_ in self._kept):
                 for slot in self._slots:
                     momentum[self._slices[slot]] = 0
         self._kept, self._optimizer = [], None
 
     @torch.no_grad()
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
+        """Save the elements of idle parameters in the shard and in the optimizer's state, as for ``before_step``."""
         state = optimizer.state.get(self._shard, {})
         if not state:
             self._were_idle = set()
         if self._shard.grad is None:
             return
+        # An optimizer whose state has more than a momentum, such as Adam, counts its steps.
         if state.keys() - {"momentum_buffer"} and self._were_idle - self._slots:
             self._optimizer = None
             raise CommunicationError(
@@ -120,13 +135,14 @@ class Idle:
                 "includes those, since sharded steps on flat parts of buckets: use another variant, or use the "
                 "parameter in each step (add its sum, times 0, to the loss)"
             )
+        # Copy the elements of idle parameters, in the shard and in each tensor of the optimizer's state.
         self._were_idle = self._were_idle | self._slots
         tensors = [self._shard.detach(), *self._elements(optimizer).values()]
         parts = [self._slices[slot] for slot in self._slots]
         self._kept = [(tensor, part, tensor[part].clone()) for tensor in tensors for part in parts]
 
     def _elements(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        """The optimizer's state that has one element for each of the shard."""
+        """Return those tensors of the optimizer's state that have an element for each element of the shard, by name."""
         return {
             name: value
             for name, value in optimizer.state.get(self._shard, {}).items()
@@ -137,14 +153,16 @@ class Idle:
 class ShardBucket(GradientBucket):
     """A bucket whose parameters become views of one flat tensor, of which each rank updates an equal part.
 
-    ``shard`` is this rank's part, ``[padded length / world]``; the optimizer steps on it.
+    Attributes:
+        shard: This rank's part of the flat tensor, ``[padded length / world]``; the optimizer steps on it.
+        idle: Keeps the parameters without a gradient unchanged in a step.
     """
 
     def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
         self._group = group
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         super().__init__(index, parameters, multiple=world)
-        self.release()
+        self.release()  # the buffer of gradients, until the first gradient comes
         self._flat = flat_buffer(parameters, world)
         self._flat_views = flat_views(self._flat, self.parameters)
         for parameter, view in zip(parameters, self._flat_views, strict=True):
@@ -152,16 +170,16 @@ class ShardBucket(GradientBucket):
             parameter.data = view
         self._own = slice(rank * len(self._flat) // world, (rank + 1) * len(self._flat) // world)
         self.shard = torch.nn.Parameter(self._flat[self._own])
-        self._reduced = torch.zeros_like(self.shard, requires_grad=False)
-        self._received: torch.Tensor | None = None
-        self._taken_shard = TakenGradient(self.shard)
-        self._before: torch.Tensor | None = None
+        self._reduced = torch.zeros_like(self.shard, requires_grad=False)  # the average of this rank's part
+        self._received: torch.Tensor | None = None  # with gloo: this rank's part from each rank, to be added up
+        self._taken_shard = TakenGradient(self.shard)  # the shard's ``grad`` during the reduction
+        self._before: torch.Tensor | None = None  # the shard's ``grad`` before, to which the new gradient is added
         self._own_slices = self._find_own_slices()
-        self._with_gradient: set[int] = set()
+        self._with_gradient: set[int] = set()  # slots that are part of the shard's gradient
         self.idle = Idle(self.shard, self._own_slices)
 
     def _find_own_slices(self) -> list[slice]:
-        """For each parameter, where this rank's part of it lies in :attr:`shard`; empty if it has none."""
+        """Return for each parameter the slice of :attr:`shard` with its elements; empty if the shard has none."""
         ends = itertools.accumulate(parameter.numel() for parameter in self.parameters)
         first, length = self._own.start, len(self.shard)
         return [
@@ -173,15 +191,20 @@ class ShardBucket(GradientBucket):
         ]
 
     def is_unused(self, slot: int) -> bool:
-        """Whether no rank had a gradient of this parameter; not known, so false, if this rank has no part of it."""
+        """Whether no rank had a gradient for this slot: then all elements are -0.0.
+
+        False also if the shard has no element of the parameter, as it is then not known.
+        """
+        # With gloo the parts of the ranks are not added up yet: one row per rank.
         received = self._reduced if self._received is None else self._received.view(-1, len(self._reduced))
         parts = in_reals(received[..., self._own_slices[slot]])
         return parts.numel() > 0 and not bool(parts.any()) and bool(parts.signbit().all())
 
     def take(self, slot: int, scale: float) -> bool:
-        """Copy one gradient; the first of a step also sets the shard's ``grad`` to a placeholder."""
+        """Copy one gradient into the buffer; the first gradient of a step also gives the shard a placeholder."""
         if not len(self._buffer):
             self._allocate()
+        # The first gradient of a step; later ones check whether ``zero_grad()`` was called since.
         if self.missing == len(self.parameters):
             self._before = self.shard.grad
             self._taken_shard.reset()
@@ -191,8 +214,9 @@ class ShardBucket(GradientBucket):
         return super().take(slot, scale)
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
+        """As in :class:`GradientBucket`; the gradient is dropped, too, if ``zero_grad()`` was called for the shard."""
         late = self.parameters[slot].grad  # autograd has just added to it, so it must survive ``_drop_with_shard``
-        was_dropped = self._drop_with_shard()  # ``zero_grad()`` may have been called for the shard only
+        was_dropped = self._drop_with_shard()  # the optimizer's ``zero_grad()`` knows only the shard
         self.parameters[slot].grad = late
         is_dropped, late = super().take_late(slot)
         if was_dropped:
@@ -203,21 +227,22 @@ class ShardBucket(GradientBucket):
         return (self.missing < len(self.parameters) and self._is_shard_dropped()) or super().is_dropped()
 
     def restore_memory(self) -> None:
-        """Make the parameters views of the flat tensor again, with the values that they were given meanwhile."""
+        """Make parameters that were given other memory views of the flat tensor again, with their present values."""
         for parameter, view in zip(self.parameters, self._flat_views, strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())
                 parameter.data = view
 
     def release(self) -> None:
-        """Free the buffer; the next :meth:`take` allocates it again."""
+        """Free the buffer of gradients; the next :meth:`take` allocates it again."""
         self._buffer, self.views = self._buffer[:0].clone(), []
 
     def reduce(self) -> InFlight:
-        """Launch the reduce-scatter: this rank gets the sum of its part.
+        """Launch the reduce-scatter, which gives this rank the sum over the ranks of its part of the buffer.
 
-        Gloo's reduce-scatter is an all-reduce that does not report its completion. So with gloo the ranks exchange
-        their parts, which sends as many bytes, and :meth:`give_shard` adds them up.
+        Gloo's reduce-scatter is an all-reduce that does not report its completion. So with gloo each rank sends every
+        other rank that rank's part (all-to-all), which sends as many bytes as a reduce-scatter. :meth:`give_shard` then
+        adds up what was received.
         """
         full = self.tensor()
         if self._before is not None:  # the shard's gradient, to which the new one is added, may share its storage
@@ -232,10 +257,10 @@ class ShardBucket(GradientBucket):
         return launch(start, range_names.REDUCE_SCATTER, full, self._group, self.index, len(self.parameters))
 
     def gather(self) -> InFlight:
-        """Launch the all-gather of the parameters, in place.
+        """Launch the all-gather of the parameters, which gives each rank the updated parts of all ranks, in place.
 
-        Gloo's all-gather would receive a copy of the whole tensor. So with gloo each rank broadcasts its part, which
-        needs no copy and takes less time.
+        Gloo's all-gather needs a copy of the whole tensor. So with gloo each rank broadcasts its part, which needs no
+        copy and takes less time.
         """
 
         def start() -> Any:
@@ -250,24 +275,35 @@ class ShardBucket(GradientBucket):
         return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self.parameters))
 
     def give_shard(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
-        """Set the shard's gradient; of parameters in ``unused``, which no rank used, it has no part."""
+        """Set the shard's gradient after the reduction, and the gradients of the bucket's parameters.
+
+        The parameters keep no reduced gradient, only what a backward under ``no_sync`` has added for the next step.
+
+        Args:
+            unused: Slots without a gradient on any rank: the optimizer leaves these parameters as they are.
+            late: Reduced late contributions by slot; they are added.
+        """
         hold_for_current_stream(self._buffer)  # it belongs to a hook's stream, which may use its memory again
         self.release()
         if self._received is not None:
             hold_for_current_stream(self._received)
             torch.sum(self._received.view(-1, len(self._reduced)), 0, out=self._reduced)
             self._received = None
+        # Set the elements of dropped gradients to zero, not by a product with zeros, as they may be infinite.
         dropped = {slot for slot in range(len(self.parameters)) if self._changes_since_taken(slot)[0]}
-        if dropped or self._dropped:  # not by a product with zeros: the dropped values may be infinite
+        if dropped or self._dropped:
             ones = {slot: torch.ones_like(self.parameters[slot]) for slot in dropped | self._dropped}
             self._reduced.masked_fill_(self._own_part(ones) != 0, 0)
+        # Late contributions count unless they were dropped, too.
         kept = {slot: tensor for slot, tensor in late.items() if slot not in dropped}
         if kept:
             self._reduced.add_(self._own_part(kept))
+        # The slots that have a gradient: not the unused or dropped ones; zeroed ones have a gradient of zeros.
         given = set(range(len(self.parameters))) - unused - dropped - self._dropped | kept.keys()
         given |= {slot for slot in dropped if self._placeholders[slot].is_zeroed}
         for slot, parameter in enumerate(self.parameters):
             parameter.grad = self._changes_since_taken(slot)[1]  # gradients of ``no_sync`` are kept for the next step
+        # Choose the shard's ``grad``: after ``zero_grad()`` None or zeros, else the new gradient plus the former one.
         if self._is_shard_dropped():
             self._before = self._reduced.zero_() if self._taken_shard.is_zeroed else None
             given = self._with_gradient | given if self._taken_shard.is_zeroed else set()
@@ -282,10 +318,14 @@ class ShardBucket(GradientBucket):
         self.idle.leave_out(set(range(len(self.parameters))) - given)
 
     def _is_shard_dropped(self) -> bool:
+        """Whether ``zero_grad()`` has set the shard's ``grad`` to ``None`` or zeros since its placeholder was set."""
         return self.shard.grad is not self._taken_shard or self._taken_shard.is_zeroed
 
     def _drop_with_shard(self) -> bool:
-        """Drop the taken gradients if ``zero_grad()`` was called for the shard; return whether it was."""
+        """Drop all gradients that were taken so far if ``zero_grad()`` was called for the shard; return whether it was.
+
+        The shard then gets a new placeholder, for the gradients that come after that.
+        """
         is_dropped = self._is_shard_dropped()
         if is_dropped:
             for parameter, is_taken in zip(self.parameters, self.taken, strict=True):
@@ -297,7 +337,7 @@ class ShardBucket(GradientBucket):
         return is_dropped
 
     def _own_part(self, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return this rank's part of a buffer that holds these tensors in their slots, and zeros elsewhere."""
+        """Return this rank's part of a buffer that holds the tensors, given by slot, and zeros in all other slots."""
         full = flat_buffer(self.parameters, self._multiple)
         views = flat_views(full, self.parameters)
         for slot, tensor in tensors.items():
@@ -307,20 +347,24 @@ class ShardBucket(GradientBucket):
 
 
 class ShardReducer(Reducer):
+    """A reducer whose buckets are reduce-scattered: each rank gets only its part of a bucket's averages."""
+
     buckets: list[ShardBucket]  # type: ignore[assignment]  # _make_bucket makes no others
 
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
         return ShardBucket(index, parameters, self._group)
 
     def _launch(self, bucket: GradientBucket) -> InFlight:
-        """Reduce a bucket; free the full gradients of earlier buckets that have been reduced meanwhile."""
+        """Launch the reduce-scatter of a bucket; free the buffers of earlier buckets that have been reduced by now."""
         assert isinstance(bucket, ShardBucket)
+        # Earlier buckets are those with a collective in flight, so ``zip`` ends with them.
         for earlier, flight in zip(self.buckets, self._in_flight, strict=False):
             if flight.is_completed():
                 earlier.release()
         return bucket.reduce()
 
     def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
+        """Give each shard its gradient; ``unused`` and ``late`` name parameters by index, buckets by slot."""
         for bucket, members in zip(self.buckets, self._assignment, strict=True):
             bucket.give_shard(
                 {slot for slot, index in enumerate(members) if index in unused},
@@ -331,15 +375,19 @@ class ShardReducer(Reducer):
 class ShardedDDP(ReducingVariant):
     """Sharded: one reduce-scatter per bucket from gradient hooks; one all-gather per bucket after the optimizer's step.
 
-    The optimizer must step element by element (SGD, Adam, AdamW) and on :meth:`optimizer_parameters`, which are flat
-    parts of buckets: all parameters have the same learning rate and weight decay. A parameter that no rank used is left
-    as it is; if it is used later, SGD goes on as in one process, and for an optimizer that counts its steps (Adam) the
-    step raises CommunicationError. After a step, reading a parameter through its module waits for its all-gather;
-    before you read a parameter from a list of your own, call :meth:`wait_for_parameters`. If ``torch.amp.GradScaler``
-    finds an overflow on one rank, all ranks skip the step.
+    The optimizer must be made with :meth:`optimizer_parameters`, which are flat parts of buckets. So it must step
+    element by element (SGD, Adam, AdamW), with the same learning rate and weight decay for all parameters.
 
-    ``bucket_size_mb`` as in :class:`BucketedDDP`, ``options`` as in :class:`ReducingVariant`. With
-    ``find_unused_parameters`` all ranks raise that error, without it those that keep a part of the parameter.
+    After a step, reading a parameter through its module waits for its all-gather. Before you read a parameter from a
+    list of your own, call :meth:`wait_for_parameters`.
+
+    A parameter that no rank used in a step is left as it is. If it is used later, SGD goes on as in one process, but
+    the step of an optimizer that counts its steps (Adam) raises CommunicationError: with ``find_unused_parameters`` on
+    all ranks, without it on the ranks that keep a part of the parameter.
+
+    If ``torch.amp.GradScaler`` finds an overflow on one rank, all ranks skip the step.
+
+    ``bucket_size_mb`` is as in :class:`BucketedDDP`, ``options`` are as in :class:`ReducingVariant`.
     """
 
     _reducer_type: ClassVar[type[Reducer]] = ShardReducer
@@ -353,8 +401,9 @@ class ShardedDDP(ReducingVariant):
         super().__init__(module, schedule={"bucket_size_mb": bucket_size_mb}, **options)
 
     def _set_up(self) -> None:
+        """Create the attributes that a copy does not take over, and let reading a parameter wait for its all-gather."""
         super()._set_up()
-        self._is_alone = False  # whether backward brought gradients under ``no_sync`` that were not reduced since
+        self._is_alone = False  # whether a backward under ``no_sync`` made gradients that have not been reduced since
         self._gathers = Gathers()
         bucket_of = {id(parameter): bucket.index for bucket in self._reducer.buckets for parameter in bucket.parameters}
         self._layers = list(self.module.modules())
@@ -362,9 +411,11 @@ class ShardedDDP(ReducingVariant):
             layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
+        """Return this rank's part of each bucket; the optimizer must be made with these instead of the parameters."""
         return [bucket.shard for bucket in self._reducer.buckets]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module as every :class:`ReducingVariant`; for compiled modules, wait for all parameters before."""
         if torch.compiler.is_compiling() or any(
             layer._compiled_call_impl is not None or "_orig_mod" in layer._modules for layer in self._layers
         ):
@@ -372,7 +423,12 @@ class ShardedDDP(ReducingVariant):
         return super().forward(*args, **kwargs)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Prepare the shards for a step; raise CommunicationError if the optimizer cannot step on them.
+
+        Called by a hook before a step of any optimizer.
+        """
         super().before_step(optimizer)
+        # Refuse optimizers that would step on the wrong tensors or on gradients that are not reduced.
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if any(id(parameter) in stepped for parameter in self._trained):
             raise CommunicationError(
@@ -397,34 +453,42 @@ class ShardedDDP(ReducingVariant):
             bucket.idle.before_step(optimizer)
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Restore idle parameters and launch the all-gathers. Called by a hook after a step of any optimizer."""
         super().on_step(optimizer)
         if self._is_own(optimizer):
             for bucket in self._reducer.buckets:
                 bucket.idle.after_step()
+            # The last bucket holds the first layers, which the next forward needs first.
             for bucket in reversed(self._reducer.buckets):
                 self._gathers.add(bucket.index, bucket.gather())
 
     def wait_for_parameters(self) -> None:
+        """Wait for all all-gathers: then all parameters may be read, on a GPU by the current stream."""
         self._gathers.settle()
 
     def remove(self) -> None:
         self.wait_for_parameters()
-        for layer in self._layers:
+        for layer in self._layers:  # plain dictionaries again, which do not wait
             layer._parameters = dict(layer._parameters)
         super().remove()
 
     def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        """Clip the gradients of all ranks' shards by their common norm; return the norm before, equal on all ranks.
+
+        Raises ValueError if ``norm_type`` is not positive.
+        """
         if not norm_type > 0:
             raise ValueError(f"norm_type must be positive, got {norm_type}")
         gradients = [shard.grad for shard in self.optimizer_parameters() if shard.grad is not None]
         parts = [torch.linalg.vector_norm(gradient, norm_type).double().to(self.device) for gradient in gradients]
+        # With a zero in front, so that there is an element even if this rank has no gradient.
         own = torch.stack([torch.zeros((), dtype=torch.double, device=self.device), *parts])
         is_largest = math.isinf(norm_type)
         total = own.max() if is_largest else own.pow(norm_type).sum()
         operation = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
         launch_all_reduce(total, self.process_group, len(self._reducer.buckets), 0, operation).wait()
         norm = total if is_largest else total.pow(1 / norm_type)
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's ``clip_grad_norm_``
         for gradient in gradients:
             gradient.mul_(factor.to(gradient))
         return norm
@@ -438,6 +502,7 @@ class ShardedDDP(ReducingVariant):
         self._is_alone = False
 
     def _synchronize(self) -> None:
+        """Reduce what is left and give the shards their gradients; raise an error if a parameter is frozen now."""
         self.wait_for_parameters()  # also those of layers that did not run
         if not all(parameter.requires_grad for parameter in self._trained):
             raise CommunicationError(
@@ -453,14 +518,15 @@ class ShardedDDP(ReducingVariant):
 
 
 class Gathers:
-    """The all-gathers in flight, by the index of their bucket."""
+    """The all-gathers in flight, at most one for each bucket."""
 
     def __init__(self) -> None:
         self.is_pending = False  # a bool, because ``torch.compile`` compiles once for each value
-        self._in_flight: dict[int, InFlight] = {}
-        self._waited: set[tuple[int, torch.cuda.Stream | None]] = set()
+        self._in_flight: dict[int, InFlight] = {}  # by index of the bucket
+        self._waited: set[tuple[int, torch.cuda.Stream | None]] = set()  # buckets with the streams that have waited
 
     def add(self, bucket: int, flight: InFlight) -> None:
+        """Keep the all-gather that was launched for a bucket."""
         self._in_flight[bucket] = flight
         self.is_pending = True
 
@@ -478,6 +544,7 @@ class Gathers:
                 self._waited.add((bucket, stream))
 
     def settle(self) -> None:
+        """Wait for all all-gathers in flight and forget them."""
         self.wait(list(self._in_flight))
         self._in_flight.clear()
         self._waited.clear()
@@ -485,12 +552,16 @@ class Gathers:
 
 
 class AwaitedParameters(dict[str, Parameter]):
-    """The parameters of one module; reading one waits for its all-gather. A copy or pickle is a plain dictionary.
+    """The dictionary ``_parameters`` of one module; reading a parameter waits for its all-gather.
 
-    A module keeps its parameters in a dictionary, ``_parameters``. Attributes, ``parameters()``, ``state_dict()``,
-    ``load_state_dict()``, ``to()``, copies and pickles all use it, so the dictionary waits. Hooks on layers would not
-    suffice: attention reads ``out_proj.weight`` without a call of ``out_proj``, and a ``ParameterList`` is never
-    called. ``bucket_of`` maps the ``id`` of a parameter to the index of its bucket.
+    Attributes, ``parameters()``, ``state_dict()``, ``load_state_dict()``, ``to()``, copies and pickles of a module all
+    use this dictionary. Hooks on layers would not suffice: attention reads ``out_proj.weight`` without a call of
+    ``out_proj``, and a ``ParameterList`` is never called. A copy or pickle of it is a plain dictionary.
+
+    Args:
+        parameters: The module's parameters by name.
+        bucket_of: The index of the bucket of each trained parameter, by the parameter's ``id``.
+        gathers: The all-gathers in flight.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_of: Mapping[int, int], gathers: Gathers) -> None:

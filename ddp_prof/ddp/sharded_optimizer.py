@@ -5,8 +5,9 @@
     rank 1      |###########|############|                     |[p1 p2][get][send p1 p2]|
     state       rank 0 keeps the moments of p0 and p3, rank 1 those of p1 and p2
 
-Each parameter has one owner, the only rank that keeps optimizer state for it and steps on it; then the owner broadcasts
-the parameter, in place if it is large. The gradients must be averaged on all ranks before ``step`` is called.
+``p0`` is parameter 0, ``send`` and ``get`` are broadcasts to and from the other rank. Each parameter has one owner, the
+only rank that keeps optimizer state for it and steps on it. After its step the owner broadcasts the parameter, in place
+if it is large. The gradients must be averaged on all ranks before ``step`` is called.
 """
 
 from __future__ import annotations
@@ -32,26 +33,27 @@ from ddp_prof.ddp.collective import (
 from ddp_prof.errors import CommunicationError
 
 MESSAGE_BYTES = 2**20
-"""Smaller parameters of an owner are sent together, in copies of at most this many bytes."""
+"""Parameters of one owner that are smaller than this are copied together into messages of at most this many bytes."""
 MESSAGES_AT_ONCE = 8
-"""Messages in flight at once; bounds the memory of the copies."""
+"""The most messages in flight at once; this bounds the memory of the copies."""
 OF_PARAMETERS = ("params", "param_names")
-"""Keys of a group that hold its parameters; all other keys are options."""
+"""Keys of a parameter group that hold its parameters; all other keys are options such as ``lr``."""
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Steps on this rank's part of the parameters and receives the others from their owners.
+    """Steps on this rank's part of the parameters and receives all other parameters from their owners.
 
     It can be copied and, with the default group, pickled.
 
     Args:
-        params: Parameters or groups of them, the same on every rank, in the same order; this is checked.
-        optimizer_cls: The optimizer that steps on a rank's own part.
+        params: Parameters or groups of parameters, the same on every rank, in the same order; this is checked.
+        optimizer_cls: Class of the optimizer that steps on a rank's own part.
+        process_group: The ranks that share the work; ``None`` is the default group.
         kwargs: Passed to ``optimizer_cls``.
     """
 
     local: torch.optim.Optimizer
-    """This rank's optimizer; its groups are those of this one, with the parameters that the rank owns."""
+    """The optimizer of this rank's part. It has the same groups as this optimizer, with only the owned parameters."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "use it as it is, or another optimizer"
             )
         self._group = process_group
+        # For each rank, the parameters that it owns.
         self._owned: list[list[torch.Tensor]] = [[] for _ in range(dist.get_world_size(process_group))]
         super().__init__(params, kwargs)
         device = self.param_groups[0]["params"][0].device
@@ -76,19 +79,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._copy_options_from_local()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; each parameter, the largest first, goes to the rank that owns the fewest bytes so far."""
+        """Add a group and choose an owner for each of its parameters.
+
+        Each parameter, the largest first, goes to the rank that owns the fewest bytes so far.
+        """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in sorted(group["params"], key=lambda tensor: -tensor.nbytes):
             min(self._owned, key=lambda owned: sum(tensor.nbytes for tensor in owned)).append(parameter)
         self._messages = _messages(self._owned)
-        if hasattr(self, "local"):
+        if hasattr(self, "local"):  # not while ``__init__`` adds the first groups
             compare_with_rank_0(_describe([group]), _find_difference, self._group, group["params"][0].device)
             self.local.add_param_group(self._own_part(group))
             self._copy_options_from_local()
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step on this rank's part, then broadcast the parameters; ``closure`` is called once."""
+        """Step on this rank's part, then broadcast the parameters; return what ``closure`` returned.
+
+        ``closure`` computes the loss and is called once; ``None``: nothing is called or returned.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -99,12 +108,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank's part only: each rank saves and loads its own."""
+        """Return the state of this rank's part only: each rank saves and loads its own part.
+
+        Under ``shard`` it holds the rank and the number of ranks.
+        """
         self._copy_options_to_local()
         return {**self.local.state_dict(), "shard": self._place()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`; raises CommunicationError if rank or world size are not the same."""
+        """Load the result of :meth:`state_dict`; raise CommunicationError if it is of another rank or world size."""
         place = state_dict.get("shard", self._place())
         if place != self._place():
             raise CommunicationError(
@@ -116,23 +128,27 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._copy_options_from_local()
 
     def _place(self) -> tuple[int, int]:
+        """Return this rank and the number of ranks."""
         return dist.get_rank(self._group), dist.get_world_size(self._group)
 
     def _own_part(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Return a group with the same options and only the parameters that this rank owns."""
         owned = set(self._owned[dist.get_rank(self._group)])
         return {**_options(group), "params": [parameter for parameter in group["params"] if parameter in owned]}
 
     def _copy_options_to_local(self) -> None:
-        """Copy options, which schedulers change in this optimizer's groups, to the local optimizer."""
+        """Copy the options of the groups to the local optimizer: schedulers change them here."""
         for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
             local.update(_options(group))
 
     def _copy_options_from_local(self) -> None:
+        """Copy the options of the local optimizer's groups, with its defaults, to the groups of this optimizer."""
         for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
             group.update(_options(local))
 
     @torch.no_grad()
     def _exchange(self) -> None:
+        """Broadcast all parameters from their owners, at most :data:`MESSAGES_AT_ONCE` messages at a time."""
         in_flight: deque[Callable[[], None]] = deque()
         for number, (owner, tensors) in enumerate(self._messages):
             in_flight.append(launch_broadcast(tensors, owner, self._group, number))
@@ -142,10 +158,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             finish()
 
     def _copied_attributes(self) -> dict[str, Any]:
+        """Return the attributes that a copy or pickle takes over, by name."""
         own = "local", "_group", "_owned", "_messages"
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds; raise CommunicationError with a process group, which cannot be pickled."""
         if self._group is not None:
             raise CommunicationError(
                 "an optimizer with its own process group cannot be pickled: save its state_dict() on each rank"
@@ -155,26 +173,32 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedOptimizer:
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        memo[id(self._group)] = self._group
+        memo[id(self._group)] = self._group  # so that ``deepcopy`` does not copy the group
         copied.__setstate__(copy.deepcopy(self._copied_attributes(), memo))
         return copied
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return what a group holds besides its parameters."""
     return {name: value for name, value in group.items() if name not in OF_PARAMETERS}
 
 
 def _messages(owned: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, list[torch.Tensor]]]:
-    """Return owner and tensors of each message; owners alternate, so that all of them send at the same time."""
+    """Return the owner and the tensors of each message.
+
+    The messages of the owners alternate, so that all owners send at the same time. ``owned`` holds the parameters of
+    each owner.
+    """
     by_owner = []
     for owner, tensors in enumerate(owned):
         assigned = assign_buckets(tensors, MESSAGE_BYTES)
         by_owner.append([(owner, [tensors[index] for index in members]) for members in assigned])
+    # Owners with fewer messages are filled up with None, which is left out.
     return [message for turn in itertools.zip_longest(*by_owner) for message in turn if message]
 
 
 def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
-    """Return for each parameter its properties that must be equal on all ranks, and some of its values."""
+    """Return for each parameter the properties that must be equal on all ranks, and about 8 of its values as text."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     names = [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
     described = []
@@ -186,11 +210,16 @@ def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
 
 
 def _find_difference(own: list[tuple[TensorSpec, str]], reference: list[tuple[TensorSpec, str]]) -> str | None:
-    """Describe the first difference; without names, only values show another order of parameters of equal shape."""
+    """Describe the first difference from rank 0 (``reference``), or return ``None``; each is as of :func:`_describe`.
+
+    If parameters have no names, two parameters of equal shape may be in another order; only their values show that.
+    """
     found = find_difference([described for described, _ in own], [described for described, _ in reference])
     values, expected = [sample for _, sample in own], [sample for _, sample in reference]
+    # If the values are others than on rank 0, and not only in another order, nothing can be said about the order.
     if found or values == expected or sorted(values) != sorted(expected):
         return found
+    # The same values stand in another order: find where rank 0 has the first value that is not in its place.
     first = next(index for index, pair in enumerate(zip(values, expected, strict=True)) if pair[0] != pair[1])
     place = reference[expected.index(values[first])][0].label
     return f"{own[first][0].label} is {place} on rank 0: give every rank the same parameters in the same order"

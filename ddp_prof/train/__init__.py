@@ -1,4 +1,4 @@
-"""The workload: a transformer language model, trained by any variant, marked with ranges.
+"""The workload: trains a transformer language model by one of the variants and marks what it does with ranges.
 
 python -m ddp_prof.train --world-size 2 --variant bucketed --bucket-size-mb 25 --model-size mini
 torchrun --nproc-per-node 2 -m ddp_prof.train --variant overlap --model-size xl --batch-size 4 --seq-len 128
@@ -15,6 +15,8 @@ VOCABULARY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
+    """The dimensions of the model: width, width of the feed-forward layers, number of blocks, heads of an attention."""
+
     d_model: int  # a multiple of 2 * heads: rotary embedding rotates pairs
     d_ff: int
     layers: int
@@ -22,8 +24,9 @@ class ModelSize:
 
     @property
     def parameter_counts(self) -> tuple[int, ...]:
-        """The numbers of each parameter, in the order of the model's ``parameters()``."""
+        """How many numbers each parameter has, in the order of the model's ``parameters()``."""
         norm, table = self.d_model, VOCABULARY * self.d_model
+        # A block has a norm, four matrices of the attention, a norm, and three matrices of the feed-forward layer.
         block = (norm, *4 * (self.d_model**2,), norm, *3 * (self.d_model * self.d_ff,))
         return (table, *self.layers * block, norm, table)
 
@@ -32,11 +35,12 @@ class ModelSize:
         return sum(self.parameter_counts)
 
     def step_flops(self, tokens: int, seq_len: int) -> int:
-        """Return the multiplications and additions in matrix products of forward and backward of a step.
+        """Return the number of multiplications and additions in the matrix products of forward and backward of a step.
 
-        2 per token and weight of a matrix (the embedding is a look-up); 4 seq_len d_model per token in each attention
-        (scores and weighted values, including the masked half); backward costs twice forward (Kaplan et al. 2020,
-        section 2.1). Not included: activation checkpointing, which computes the forward of the blocks again.
+        Forward has 2 per token and weight of a matrix (the embedding is a look-up), and 4 * ``seq_len`` * ``d_model``
+        per token in each attention (scores and weighted values, including the masked half). Backward costs twice
+        forward (Kaplan et al. 2020, section 2.1). Not included: activation checkpointing, which computes the forward of
+        the blocks again. ``tokens`` is the number of tokens in the step.
         """
         weights = self.layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff) + VOCABULARY * self.d_model
         return 3 * tokens * (2 * weights + 4 * self.layers * seq_len * self.d_model)

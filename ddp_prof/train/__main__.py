@@ -1,4 +1,7 @@
-"""Entry point of the workload: started by torchrun, or starts ranks itself with ``--world-size``."""
+"""Entry point of the workload: with ``--world-size`` it starts the ranks, else it is one rank.
+
+A process that torchrun or our own launcher has started is one rank, too.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from ddp_prof.train.launch import die_with_launcher, launch, leave_failure, run_
 
 
 def main() -> int:
+    """Run one rank, or start all ranks and wait for them; return the exit code."""
     arguments = parse_arguments()
     world_size = arguments.world_size
     if world_size is None or "RANK" in os.environ:
@@ -25,7 +29,10 @@ def main() -> int:
 
 
 def clear_outputs(arguments: Arguments) -> None:
-    """Make the folders, and remove an old ``run.json``, which would look as if this run had finished."""
+    """Make the folders of the output files, and remove an old ``run.json``: with it this run would look finished.
+
+    Raises WorkloadError if that is not possible.
+    """
     paths = [path for path in (arguments.run_json, arguments.kineto) if path is not None]
     try:
         for path in paths:
@@ -37,7 +44,7 @@ def clear_outputs(arguments: Arguments) -> None:
 
 
 def run_rank(blocks: Sequence[Arguments]) -> int:
-    """Be one rank of a run that trains these configurations one after another; return the exit code."""
+    """Be one rank of a run that trains the configurations in ``blocks`` one after another; return the exit code."""
     die_with_launcher()
     # Imported here because they load torch: usage errors appear before that.
     from ddp_prof.train import run
@@ -52,19 +59,23 @@ def run_rank(blocks: Sequence[Arguments]) -> int:
             for arguments in blocks:
                 clear_outputs(arguments)
         seat, *_ = [run.check(arguments, place) for arguments in blocks]
-    except DdpProfError as error:
+    except DdpProfError as error:  # every rank fails in the same way
         return _fail(error, place.rank, is_common=True)
     try:
         run.run(blocks, place, seat)
     except DdpProfError as error:
         os._exit(_fail(error, place.rank))  # a normal exit could wait for threads of a broken process group
     except KeyboardInterrupt:
-        os._exit(130)
+        os._exit(130)  # 128 plus the number of SIGINT
     return 0
 
 
 def _fail(error: DdpProfError, rank: int = 0, *, is_common: bool = False) -> int:
-    """Report a failure in one line and return the exit code; one that all ranks have is printed by rank 0 only."""
+    """Report a failure in one line and return the exit code.
+
+    A rank of our launcher leaves the message to the launcher. Otherwise the rank prints it; if ``is_common``, that is,
+    if all ranks fail in this way, only rank 0 does.
+    """
     if not leave_failure(rank, error) and not (is_common and rank):
         sys.stderr.write(f"ddp_prof.train: error: {error}\n")
         sys.stderr.flush()

@@ -14,11 +14,16 @@ from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
 
 NO_CAP = math.inf
-"""The value of ``--bucket-size-mb none`` while a missing option is ``None``; after parsing, ``None`` means no cap."""
+"""The value of ``--bucket-size-mb none`` during parsing, when ``None`` means that the option was not given.
+
+In the result of :func:`parse_arguments` ``None`` means that buckets have no cap.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments(RunConfig):
+    """The configuration of a run, with the options that say what is written; :func:`_add_output` describes these."""
+
     run_json: Path | None = None
     key: str | None = None
     profiler: str | None = None
@@ -27,6 +32,7 @@ class Arguments(RunConfig):
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; its defaults are those of :class:`Arguments`."""
     parser = argparse.ArgumentParser(
         prog="python -m ddp_prof.train",
         description="Train a transformer language model by one data-parallel variant and mark what it does with NVTX "
@@ -177,14 +183,20 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
+    """Parse the words of a command line, by default of this program; exit with 2 if they are invalid or contradictory.
+
+    A bucket size that was not given becomes the variant's default.
+    """
     parser = make_parser()
     options = parser.parse_args(argv)
+    # The bucket size: not given (None), no cap (NO_CAP) or a number.
     size, variant = options.bucket_size_mb, VARIANTS[options.variant]
     if size is not None and not variant.takes_bucket_size:
         parser.error(f"--bucket-size-mb: variant {options.variant} has no buckets to cap")
     if size == NO_CAP and not variant.can_be_uncapped:
         parser.error(f"--bucket-size-mb: {options.variant} needs a number")
     size = variant.default_bucket_size_mb if size is None else None if size == NO_CAP else size
+    # Options that only some variants have, and those that contradict each other.
     arguments = Arguments(**{**vars(options), "bucket_size_mb": size})
     if arguments.no_communication_hook and arguments.variant != "torch":
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
@@ -200,6 +212,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
 
 
 def at_least(least: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers for argparse that refuses numbers below ``least``."""
+
     def number(text: str) -> int:
         value = int(text)
         if value < least:
@@ -213,7 +227,7 @@ _positive = at_least(1)
 
 
 def bucket_size(text: str) -> float:
-    """Parse a number of MiB, or ``none`` as :data:`NO_CAP`."""
+    """Return the number of MiB in a text, :data:`NO_CAP` for ``none``; raise an error of argparse if it is invalid."""
     if text.lower() == "none":
         return NO_CAP
     value = float(text)

@@ -1,10 +1,10 @@
 """Starts the ranks of a run on this machine and ends all of them when one fails.
 
-The ranks find each other through a file, so no port can be in use. Each rank that fails writes the reason to a file; if
-there are several, the launcher shows the one that caused the others, in one line.
+The ranks find each other through a file, so no port can be taken by another program. Each rank that fails writes the
+reason to a file. If several ranks failed, the launcher shows the reason that caused the other failures, in one line.
 
-A program that starts many runs can let a server fork the ranks. The server has imported torch, which takes seconds, and
-has no threads.
+A program that starts many runs can let a server process fork the ranks. The server has imported torch, so that the
+ranks need not, which saves seconds. It has no threads, so it can be forked.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ LAUNCHER = "DDP_PROF_LAUNCHER"
 """Environment variable of a launched rank: process id of its launcher."""
 
 GRACE_S = 2.0
-"""How long the other ranks may take to end by themselves after one failed, and again after SIGTERM."""
+"""How many seconds the other ranks may take to end by themselves after one failed, and again after SIGTERM."""
 POLL_S = 0.02
+"""Seconds between two looks whether ranks have ended."""
 RANK_BYTES = 2**28
-"""Memory that torch alone needs in each rank."""
+"""Memory that torch alone needs in each rank, in bytes."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a process to end."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 FORKING = multiprocessing.get_context("forkserver")
-"""Starts processes that have imported torch, by one server per program."""
+"""Starts processes by a fork of a server that has imported torch; a program has one such server."""
 # The last two would be imported by the first step of an optimizer and by the variant fsdp.
 PRELOADED = ["ddp_prof.train.run", "torch._dynamo", "torch.distributed.fsdp"]
 FORKING.set_forkserver_preload(PRELOADED)
 
 
 class Stopped(Exception):  # noqa: N818  # not an error
-    """Raised by a signal that asks this process to end; ``number`` is the signal's."""
+    """Raised when a signal asks this process to end; ``number`` is the number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -60,10 +62,18 @@ class Stopped(Exception):  # noqa: N818  # not an error
 
 
 def launch(world: int, command: Sequence[str], log: Path | None = None, *, forked: bool = False) -> None:
-    """Run Python with these arguments (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
+    """Run a Python program as ``world`` ranks on this machine and wait until all of them have ended.
 
-    Their output goes to ``log``. With ``forked`` they are forked from a server that has imported torch and serves later
-    calls, too; a profiler of this process does not record them.
+    Args:
+        world: Number of ranks.
+        command: The arguments of Python, such as ``-m ddp_prof.train --variant flat``.
+        log: The file to which the output of the ranks is appended; ``None``: it goes where this process's output goes.
+        forked: Fork the ranks from a server that has imported torch and also serves later calls. A profiler that
+            records this process does not record such ranks.
+
+    Raises:
+        WorkloadError: A rank failed, and all other ranks were ended; or the memory cannot hold ``world`` ranks.
+        OutOfMemoryError: As WorkloadError, and the cause is a lack of memory.
     """
     if world > most_ranks():
         raise WorkloadError(f"{world} ranks do not fit: the memory of this machine holds at most {most_ranks()}")
@@ -83,11 +93,22 @@ def launch(world: int, command: Sequence[str], log: Path | None = None, *, forke
 
 
 def most_ranks() -> int:
+    """Return how many ranks the memory of this machine could hold at most, by what torch alone needs."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // RANK_BYTES + 1
 
 
 def run_program(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
-    """Run a program's main function and return its exit code: the error's, or 128 plus the number of a signal."""
+    """Run a program's main function and return the exit code of the program.
+
+    Args:
+        program: Name of the program in error messages.
+        action: The main function; ``None`` counts as exit code 0.
+        on_stop: Printed to stderr if a signal ended the program.
+
+    Returns:
+        What ``action`` returned; after a DdpProfError, which is printed in one line, its exit code; after a signal 128
+        plus the signal's number.
+    """
     try:
         with stop_on_signals():
             return action() or 0
@@ -101,7 +122,7 @@ def run_program(program: str, action: Callable[[], int | None], *, on_stop: str 
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise :class:`Stopped` in the block if a signal asks this process to end; further signals are ignored."""
+    """Raise :class:`Stopped` in the block if a signal asks this process to end; further such signals are ignored."""
     before = handle_stopping(_raise_stopped)
     try:
         yield
@@ -113,7 +134,10 @@ def stop_on_signals() -> Iterator[None]:
 
 
 def handle_stopping(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Handle signals that ask this process to end, but a SIGHUP that nohup ignores; return the handlers before."""
+    """Call ``handler`` for the signals that ask this process to end; return the former handler of each signal.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored.
+    """
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return {number: signal.signal(number, handler) for number in STOPPING if number != signal.SIGHUP or not is_ignored}
 
@@ -124,6 +148,11 @@ def handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
 
 
 def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
+    """Return the environment of a rank; ``directory`` is the folder that the ranks of the run share.
+
+    It holds the variables that torchrun sets, and defaults for OMP_NUM_THREADS and GLOO_SOCKET_IFNAME if the user has
+    not set them.
+    """
     return {
         "OMP_NUM_THREADS": "1",  # as torchrun does: ranks share the cores
         **({"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}),
@@ -138,6 +167,7 @@ def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
 
 
 def _start(environment: dict[str, str], command: Sequence[str], output: IO[bytes] | None) -> Rank:
+    """Start a rank as a new Python process."""
     # In its own session, so that Ctrl-C reaches only the launcher, which then ends the ranks.
     return subprocess.Popen(  # noqa: S603
         [sys.executable, *command], env=environment, start_new_session=True, stdout=output, stderr=output
@@ -145,6 +175,7 @@ def _start(environment: dict[str, str], command: Sequence[str], output: IO[bytes
 
 
 def _fork(environment: dict[str, str], command: Sequence[str], output: IO[bytes] | None) -> Rank:
+    """Let the server fork a rank; starts the server at the first call."""
     os.environ.setdefault("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])  # the server's torch reads it, too
     rank = FORKING.Process(
         target=_run_as_rank, args=(environment, list(command), output and output.name), daemon=True
@@ -155,10 +186,10 @@ def _fork(environment: dict[str, str], command: Sequence[str], output: IO[bytes]
 
 
 def _run_as_rank(environment: dict[str, str], command: Sequence[str], output: str | None) -> None:
-    """Become, in a forked process, the rank that :func:`_start` would have started."""
-    os.setsid()
+    """Do in a forked process what a rank that :func:`_start` started would do; ``output`` is the log's path."""
+    os.setsid()  # its own session, as in ``_start``
     threading.Thread(target=_end_with_launcher, args=(multiprocessing.parent_process(),), daemon=True).start()
-    if output is not None:
+    if output is not None:  # make the log stdout (1) and stderr (2)
         try:
             descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
         except FileNotFoundError:  # the launcher has been stopped
@@ -166,7 +197,7 @@ def _run_as_rank(environment: dict[str, str], command: Sequence[str], output: st
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
     os.environ.clear()
-    os.environ.update(environment | {LAUNCHER: str(os.getppid())})  # the server
+    os.environ.update(environment | {LAUNCHER: str(os.getppid())})  # the parent of this process is the server
     option, module, *arguments = command
     assert option == "-m", command
     sys.argv = [module, *arguments]
@@ -174,18 +205,25 @@ def _run_as_rank(environment: dict[str, str], command: Sequence[str], output: st
 
 
 def _end_with_launcher(launcher: BaseProcess) -> None:
-    """End this rank with the launcher; the server does not, as it runs as long as a rank does."""
+    """Wait until the launcher ends, then kill this rank.
+
+    The server would not end the rank: it runs as long as any of its ranks.
+    """
     launcher.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _raise_stopped(number: int, _frame: FrameType | None) -> None:
+    """Handle a signal by raising :class:`Stopped`; further signals that ask this process to end are ignored."""
     handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     raise Stopped(number)
 
 
 def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
-    """Wait until all ranks ended, or one failed and the others had time to end; return the failed ranks' exit codes."""
+    """Wait until all ranks ended, or until a rank failed and all others had :data:`GRACE_S` seconds to end.
+
+    Returns the exit code of each failed rank, by rank; minus the signal's number if a signal ended it.
+    """
     while _running(ranks):
         if any(_exit_code(rank) for rank in ranks):
             _wait_at_most(ranks, GRACE_S)
@@ -195,9 +233,12 @@ def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
-    """Terminate the ranks that still run, and later kill them; from now on this process ignores signals to stop."""
+    """Send the ranks that still run SIGTERM and, if they do not end in time, SIGKILL.
+
+    From now on this process ignores signals that ask it to end.
+    """
     handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
-    for end in ("terminate", "kill"):
+    for end in ("terminate", "kill"):  # methods that both kinds of processes have
         for rank in _running(ranks):
             getattr(rank, end)()
         _wait_at_most(ranks, GRACE_S)
@@ -214,6 +255,7 @@ def _running(ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def _exit_code(rank: Rank) -> int | None:
+    """Return the exit code of a rank; ``None`` while it runs."""
     return rank.poll() if isinstance(rank, subprocess.Popen) else rank.exitcode
 
 
@@ -229,21 +271,33 @@ def _kills_for_memory() -> int | None:
 def _find_cause(
     failed: Mapping[int, int], directory: Path, log: Path | None, *, can_lack_memory: bool
 ) -> WorkloadError:
-    """Return the reason of the failure: a rank's own error, else a rank that left no reason, else a lost peer."""
+    """Return the error that explains why ranks failed.
+
+    It is, in this order: an error of a rank's own that is no failure of communication; a rank that ended without
+    leaving a reason; a failure of communication, which another rank's end causes.
+
+    Args:
+        failed: The exit codes of the failed ranks, by rank.
+        directory: The folder in which ranks leave their reasons.
+        log: The file with the output of the ranks, if there is one.
+        can_lack_memory: Whether the system may have killed a process for lack of memory during the run.
+    """
+    # Files ``failure.RANK`` hold ``NameOfError: message``.
     reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
     own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]
     silent = [rank for rank in failed if not (directory / f"failure.{rank}").exists()]
+    # A rank's own reason; or, if each failed rank left a reason, a failure of communication.
     if own or not silent:
         name, _, message = (own or reasons)[0].partition(": ")
         return OutOfMemoryError(message) if name == OutOfMemoryError.__name__ else WorkloadError(message)
-    # The launcher killed none of these: the exit codes were read before it killed any.
+    # A rank without a reason. The launcher killed none of these: the exit codes were read before it killed any.
     killed = [rank for rank in silent if failed[rank] == -signal.SIGKILL]
     rank = (killed or silent)[0]
     lacks_memory = bool(killed) and can_lack_memory
     code = failed[rank]
     status = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     output = "see its output"
-    if log is not None:
+    if log is not None:  # quote the last line
         text = log.read_text(encoding="utf-8", errors="replace").strip()
         output = f"after saying: {text.splitlines()[-1]}" if text else "without any output"
     message = f"rank {rank} ended with {status}{' (out of memory?)' * lacks_memory}, {output}"
@@ -251,18 +305,18 @@ def _find_cause(
 
 
 def die_with_launcher() -> None:
-    """Make a launched rank end with its launcher, even if that is killed; in other processes do nothing."""
+    """Let the system kill this rank when its launcher ends, even if that is killed; without a launcher do nothing."""
     launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(launcher):  # it ended before the line above
+    if os.getppid() != int(launcher):  # the launcher ended before the line above
         sys.exit(1)
 
 
 def leave_failure(rank: int, error: Exception) -> bool:
-    """Write the reason for the launcher, if this is a launched rank; return whether it is."""
+    """Write the reason of a failure to a file for the launcher; return whether this rank has a launcher."""
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
         return False

@@ -1,4 +1,7 @@
-"""Determines a rank's place, device and backend, checks the memory, and makes the process group."""
+"""Determines a rank's number, device and backend, checks the memory, and makes the process group.
+
+The first constants are environment variables of NCCL for ranks that share a GPU, see :func:`nccl_environment`.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,21 @@ from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.launch import LAUNCH_DIRECTORY
 
 ALLOWED_SINCE = (2, 30)
-"""The first NCCL with ``NCCL_MULTI_RANK_GPU_ENABLE``."""
+"""The first version of NCCL with ``NCCL_MULTI_RANK_GPU_ENABLE``."""
 
 COMMON = {
-    "NCCL_MAX_NCHANNELS": "2",  # kernels that wait for a peer must leave room for its; from 2.17 on MAX_CTAS counts too
+    # A kernel that waits for a peer's kernel on the same GPU must leave room for it. MAX_CTAS counts from 2.17 on.
+    "NCCL_MAX_NCHANNELS": "2",
     "NCCL_MAX_CTAS": "2",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_NET_GDR_LEVEL": "LOC",
 }
+"""Set with every version of NCCL."""
 ALLOWED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+"""Set from :data:`ALLOWED_SINCE` on."""
 HOST_PER_RANK = {
-    "NCCL_P2P_DISABLE": "1",  # these three are for ranks of one host, and NCCL could notice that these ranks share one
+    # The first three belong to transports within a host, by which NCCL could notice that the ranks share a host.
+    "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
     "NCCL_CUMEM_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
@@ -39,7 +46,9 @@ HOST_PER_RANK = {
     "NCCL_NET": "Socket",  # these "hosts" have no other network, even if the machine has a plugin
     "NCCL_NET_PLUGIN": "none",
 }
+"""Set before :data:`ALLOWED_SINCE`, when each rank pretends to be a host of its own."""
 ONE_MACHINE = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""Set if all ranks are on one machine: they communicate through its loopback interface."""
 
 REFUSALS = (
     "Duplicate GPU detected",  # 2.5 to 2.29
@@ -47,15 +56,20 @@ REFUSALS = (
     "Multiple Ranks are using the same GPU/Partition",  # 2.30.7
     "invalid usage",  # all versions, if they give no details
 )
+"""Texts by which NCCL refuses ranks that share a GPU; the comments are versions of NCCL."""
 
 BYTES_PER_PARAMETER = 20
-"""float32 weight, gradient and bucket, two moments of AdamW; without activations."""
+"""Memory per parameter: weight, gradient, bucket and two moments of AdamW, in float32; without activations."""
 CGROUPS = Path("/sys/fs/cgroup")
+"""Root of the control groups."""
 MEMBERSHIP = Path("/proc/self/cgroup")
+"""File with the control groups to which this process belongs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
+    """A rank's number and the number of ranks, in the job and on this machine (local); the default is a single rank."""
+
     rank: int = 0
     world: int = 1
     local_rank: int = 0
@@ -63,7 +77,10 @@ class RankInfo:
 
 
 def find_place(environment: Mapping[str, str]) -> RankInfo:
-    """Read the variables that torchrun and our launcher set; without them this is the only rank."""
+    """Read a rank's number from the variables that torchrun and our launcher set; without them this is the only rank.
+
+    Raises WorkloadError if a variable is missing or no whole number.
+    """
     if "RANK" not in environment:
         return RankInfo()
     try:
@@ -76,7 +93,11 @@ def find_place(environment: Mapping[str, str]) -> RankInfo:
 
 
 class Seat(NamedTuple):
-    """Where a rank computes; ``ranks_per_gpu`` as requested or because there are fewer GPUs than ranks, 1 on a CPU."""
+    """The device and the backend of a rank.
+
+    ``ranks_per_gpu`` is how many ranks share a GPU: as many as requested, or more than 1 because there are fewer GPUs
+    than ranks. On a CPU it is 1.
+    """
 
     device: torch.device
     backend: str
@@ -84,6 +105,10 @@ class Seat(NamedTuple):
 
 
 def choose_seat(config: RunConfig, place: RankInfo) -> Seat:
+    """Return the device and backend of a rank: those requested, or for ``auto`` those that this machine can offer.
+
+    Raises WorkloadError if the requested ones do not exist here or do not fit together.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_seat = gpus * (config.ranks_per_gpu or 1) >= place.local_world
     backend = config.backend
@@ -95,12 +120,14 @@ def choose_seat(config: RunConfig, place: RankInfo) -> Seat:
     _check_seats(backend, kind, config.ranks_per_gpu, gpus, place.local_world)
     if kind == "cpu":
         return Seat(torch.device("cpu"), backend)
+    # If sharing was requested, consecutive ranks share a GPU; otherwise ranks go round the GPUs. -(-a // b) rounds up.
     shared = config.ranks_per_gpu
     gpu = place.local_rank // shared if shared else place.local_rank % gpus
     return Seat(torch.device(kind, gpu), backend, min(shared or -(-place.local_world // gpus), place.local_world))
 
 
 def _check_seats(backend: str, kind: str, ranks_per_gpu: int | None, gpus: int, ranks: int) -> None:
+    """Raise WorkloadError if the ranks of this machine cannot use the backend on the kind of device (cpu, cuda)."""
     seats = gpus * (ranks_per_gpu or 1)
     if backend == "gloo" and not dist.is_gloo_available():
         raise WorkloadError("this torch was built without gloo: choose another --backend")
@@ -128,7 +155,7 @@ def _check_seats(backend: str, kind: str, ranks_per_gpu: int | None, gpus: int, 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit of memory; ``who`` begins a sentence, such as "this machine has", and ``ranks`` share it."""
+    """A limit of memory that a number of ranks share; ``who`` begins a sentence about it: "this machine has"."""
 
     who: str
     bytes: int
@@ -136,7 +163,10 @@ class Limit:
 
 
 def check_memory(model_size: str, ranks: int) -> None:
-    """Raise an error if the model does not fit into memory: the system would kill a process without a message."""
+    """Raise OutOfMemoryError if the model does not fit into the memory for ``ranks`` ranks on this machine.
+
+    Without this check the system would kill a process without a message.
+    """
     tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
     need = tightest.ranks * BYTES_PER_PARAMETER * MODEL_SIZES[model_size].parameter_count
     if need > tightest.bytes:
@@ -150,6 +180,7 @@ def check_memory(model_size: str, ranks: int) -> None:
 
 
 def find_limits(ranks: int) -> list[Limit]:
+    """Return the limits of memory that hold for ``ranks`` ranks of this machine: machine, control groups, ulimit."""
     limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
     limits += [Limit("this control group has", size, ranks) for size in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -159,9 +190,11 @@ def find_limits(ranks: int) -> list[Limit]:
 
 
 def _cgroup_limits(root: Path, membership: str) -> list[int]:
-    """Return the limits of the control groups in ``membership`` (``/proc/self/cgroup``), and of their parents.
+    """Return the memory limits, in bytes, of the control groups of this process and of all groups above them.
 
-    Its lines are ``0::/path`` (version 2) or ``7:memory:/path`` (version 1). In a container the root may be its group.
+    Args:
+        root: The folder of the control groups. In a container it may be the group of the container itself.
+        membership: The text of ``/proc/self/cgroup``: lines ``0::/path`` (version 2) or ``7:memory:/path`` (version 1).
     """
     files: list[Path] = []
     for line in membership.splitlines():
@@ -172,10 +205,11 @@ def _cgroup_limits(root: Path, membership: str) -> list[int]:
             files += [root / folder / "memory.max" for folder in folders]
         elif "memory" in controllers.split(","):
             files += [root / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
-    return [int(text) for text in map(_read, files) if text.isdigit() and int(text)]
+    return [int(text) for text in map(_read, files) if text.isdigit() and int(text)]  # not ``max``: no limit
 
 
 def _read(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -184,7 +218,16 @@ def _read(path: Path) -> str:
 
 @contextmanager
 def process_group(place: RankInfo, seat: Seat, timeout_s: float) -> Iterator[None]:
-    """Make the default process group for the block; after an error in the block it is not destroyed."""
+    """Make the default process group for the block; after an error in the block it is not destroyed.
+
+    Args:
+        place: This rank's number and the number of ranks.
+        seat: Its device and backend.
+        timeout_s: How many seconds a rank waits for another rank.
+
+    Raises:
+        WorkloadError: The group cannot be made.
+    """
     device, backend, ranks_per_gpu = seat
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -215,7 +258,11 @@ def process_group(place: RankInfo, seat: Seat, timeout_s: float) -> Iterator[Non
 
 
 def _make_store(place: RankInfo, timeout: timedelta) -> Store | None:
-    """Return where the ranks find each other; ``None``: torch uses the environment, which torchrun has set."""
+    """Return the store through which the ranks find each other, or ``None``: torch uses what torchrun has set.
+
+    A single rank needs no other process. The ranks of our launcher meet in a file, or at ``MASTER_PORT`` if it is set.
+    Raises WorkloadError if the port cannot be used.
+    """
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
         return HashStore() if place == RankInfo() else None
@@ -241,12 +288,18 @@ def _nccl_version() -> tuple[int, ...]:
 def nccl_environment(
     rank: int, nccl: tuple[int, ...], own: Mapping[str, str], *, one_machine: bool = True
 ) -> dict[str, str]:
-    """Return the variables to set for a rank that shares its GPU, without those that the user has set.
+    """Return the environment variables to set for a rank that shares its GPU with other ranks.
 
     NCCL refuses two ranks of one host on one GPU. From 2.30 on, a variable allows it. Before, each rank pretends to be
     a host of its own (``NCCL_HOSTID``), and the "hosts" communicate through sockets. In both cases the ranks take turns
     on the GPU, so such a run shows *that* something works, not how fast. NCCL reads these variables only at its first
     call.
+
+    Args:
+        rank: Number of the rank.
+        nccl: The version of NCCL.
+        own: The environment of this process; its variables are left out of the result.
+        one_machine: Whether all ranks are on one machine.
     """
     way = ALLOWED if nccl >= ALLOWED_SINCE else {"NCCL_HOSTID": f"ddp_prof-{rank}", **HOST_PER_RANK}
     variables = {**COMMON, **way, **(ONE_MACHINE if one_machine else {})}

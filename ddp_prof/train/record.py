@@ -1,4 +1,4 @@
-"""Records a run: the window in which a profiler records, and the content of ``run.json`` besides the settings."""
+"""Records a run: in which steps a profiler records, and what ``run.json`` holds besides the settings."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ from ddp_prof.train.workload import Trainer
 def choose_recording(
     device: torch.device, kineto: Path | None, rank: int, timeout_s: float
 ) -> AbstractContextManager[None] | None:
-    """Return the context for the measured steps; ``None`` if a profiler records the whole process, or there is none.
+    """Return the context in which the measured steps are recorded; every rank must enter it.
 
-    Every rank must enter it; there the ranks wait for each other, at most ``timeout_s`` seconds.
+    With ``kineto``, the path of a trace, torch.profiler records the block. Otherwise on a GPU the context tells nsys
+    when to record, and on a CPU it is ``None``: a profiler, if there is one, records the whole process. At the start
+    and the end of the context the ranks wait for each other, at most ``timeout_s`` seconds.
     """
     if kineto is not None:
         return _kineto(rank_path(kineto, rank), GlooBarrier(device, timeout_s))
@@ -44,9 +46,9 @@ def choose_recording(
 
 
 class GlooBarrier:
-    """A barrier for all ranks and their devices.
+    """A barrier for all ranks and their devices: calling it waits until each rank and its device have got there.
 
-    It always uses gloo: NCCL's barrier is an all-reduce, which would be recorded with the others.
+    It always uses gloo: NCCL's barrier is an all-reduce, which would be recorded like the all-reduces of the training.
     """
 
     def __init__(self, device: torch.device, timeout_s: float) -> None:
@@ -61,10 +63,11 @@ class GlooBarrier:
 
 @contextmanager
 def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
-    """Call ``cudaProfilerStart`` and ``cudaProfilerStop``, as ``nsys --capture-range=cudaProfilerApi`` requires.
+    """Call ``cudaProfilerStart`` before and ``cudaProfilerStop`` after the block.
 
-    The ranks wait for each other before and after each call, because the first one that stops may end the recording for
-    all. After a failure they do not: a peer may have ended.
+    ``nsys --capture-range=cudaProfilerApi`` records between them. The ranks wait for each other before and after each
+    call, because the first rank that stops may end the recording of all ranks. After a failure in the block nothing is
+    called, as a peer may have ended.
     """
     meet()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
@@ -77,7 +80,7 @@ def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
 
 @contextmanager
 def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
-    """Record by ``torch.profiler`` and write one Kineto JSON file per rank, but none after a failure."""
+    """Record the block by ``torch.profiler`` and write the trace of this rank to ``path``, unless the block failed."""
     recorded = make_profile(on_gpu=meet.device.type == "cuda")
     meet()
     with recorded:
@@ -88,6 +91,7 @@ def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
 
 
 def rank_path(path: Path, rank: int) -> Path:
+    """Return the path of a rank's trace: ``a.rank3.json.gz`` for ``a.json.gz`` and rank 3."""
     suffix = ".json.gz" if path.name.endswith(".json.gz") else ".json"
     return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
 
@@ -102,12 +106,22 @@ def describe_run(
     final_loss: float,
     peak_memory_bytes: int,
 ) -> Manifest:
-    """Return the manifest; ``messages`` are of the synchronized steps, the peak is of the rank with the largest."""
+    """Return the manifest of a run, the content of its ``run.json``.
+
+    Args:
+        arguments: The configuration of the run.
+        trainer: The trained variant and its optimizer.
+        seat: The device and backend of this rank.
+        host_times: The times of the measured steps, then of the synchronized steps.
+        messages: The number and times of the collectives of the synchronized steps, by message size.
+        final_loss: The loss of the last measured step, averaged over the ranks.
+        peak_memory_bytes: The peak of the rank with the largest peak.
+    """
     steps = [times for times in host_times if not times.is_synchronized]
-    counted = len(host_times) - len(steps)
+    counted = len(host_times) - len(steps)  # the number of synchronized steps, in which ``messages`` were counted
     variant, options = trainer.variant, arguments.manifest_options()
     if isinstance(variant, ReducingVariant):
-        options["buckets"] = variant.assignment  # positions among the trained parameters, in launch order
+        options["buckets"] = variant.assignment  # for each bucket, in launch order, positions of trained parameters
     if seat.ranks_per_gpu > 1:
         names = sorted(name for name in os.environ if name.startswith("NCCL_"))
         options |= {RANKS_PER_GPU: seat.ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
@@ -141,6 +155,7 @@ def describe_run(
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of Python, torch, this package and, where they are there, nvtx, CUDA and NCCL."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "ddp_prof": ddp_prof.__version__}
     with suppress(importlib.metadata.PackageNotFoundError):
         found["nvtx"] = importlib.metadata.version("nvtx")
@@ -151,6 +166,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, str | int]:
+    """Return the name of the CPU, the number of cores, the bytes of memory, the system and the GPUs of this machine."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     cpu = platform.processor()
     with suppress(OSError):
@@ -171,6 +187,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
+    """Return the commit of the checkout from which this package runs; ``None`` if it runs from no checkout."""
     file = Path(__file__)
     # An installed package may lie in another project's checkout, so the commit must contain this file.
     command = ["git", "-C", str(file.parent), "rev-parse", "HEAD", f"HEAD:./{file.name}"]
@@ -182,9 +199,10 @@ def git_commit() -> str | None:
 
 
 def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return the bytes that this rank keeps between two steps, each storage counted once; call it after a step.
+    """Return the bytes of parameters, gradients and optimizer state that this rank keeps between two steps.
 
-    Gradients include the buckets of which they are views; buffers of the communication library are not counted.
+    Each storage is counted once. Gradients include the buckets of which they are views. Buffers of the communication
+    library are not counted. Call it after a step.
     """
     stepped = variant.optimizer_parameters()
     parameters = [*variant.module.parameters(), *stepped]
@@ -198,21 +216,25 @@ def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of the tensors' storages on this rank, each storage once; of a DTensor, this rank's part."""
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}
     return sum(storages.values())
 
 
 def peak_resident_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
+    """Return the largest resident memory that this process has had, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS gives bytes, Linux KiB
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class MessageLog(annotate.Recorder):
-    """Keeps ranges in memory and tells the time of each collective, from its launch to its end.
+    """Keeps the ranges of a run in memory, and summarizes how long its collectives took.
 
-    ``wait_for_device`` is called before the start and before the end of each time, so that it contains the whole
-    collective and nothing else; for a variant that does not block in each call it must do nothing.
+    Args:
+        wait_for_device: Called before each range starts and before it ends, so that the range of a blocking collective
+            contains the whole collective and nothing else. For a variant that does not wait for each collective it must
+            do nothing.
     """
 
     def __init__(self, wait_for_device: Callable[[], None]) -> None:
@@ -228,6 +250,7 @@ class MessageLog(annotate.Recorder):
         super().end(token)
 
     def summarize(self) -> tuple[MessageTimes, ...]:
+        """Return the number and the times of the collectives of each message size, in ascending order of sizes."""
         durations_ns: dict[int, list[int]] = {}
         for closed in self.ranges:
             parsed = range_names.parse_range(closed.text)

@@ -1,4 +1,4 @@
-"""Runs one rank: makes model, data, variant and optimizer, trains, and writes the record."""
+"""Runs one rank: makes model, data, variant and optimizer, trains, and writes the ``run.json``."""
 
 from __future__ import annotations
 
@@ -37,14 +37,18 @@ from ddp_prof.train.workload import (
     wait_for_device,
 )
 
-NOTHING, HOST_SYNC, ONE_BUCKET, REVERSED, SLOW_RANK, STARVED = FAULTS
+NOTHING, HOST_SYNC, ONE_BUCKET, REVERSED, SLOW_RANK, STARVED = FAULTS  # the values of --inject
 SLOWED_RANK, SLEEP_S = 1, 0.2
 """The rank that ``--inject slow-rank`` slows down, and how long it sleeps at the start of each backward."""
 PROGRESS_LINES = 4
+"""About how many lines about finished steps rank 0 prints."""
 
 
 def check(arguments: Arguments, place: RankInfo) -> Seat:
-    """Check for known failures, with the same result on every rank, and choose device and backend."""
+    """Return the device and backend of this rank; raise WorkloadError if the run cannot work with these arguments.
+
+    The result of the checks is the same on every rank. ``place`` is this rank's number and the number of ranks.
+    """
     if arguments.world_size not in (None, place.world):
         raise WorkloadError(
             f"--world-size {arguments.world_size}, but torchrun started {place.world} ranks: leave it out"
@@ -62,16 +66,16 @@ def check(arguments: Arguments, place: RankInfo) -> Seat:
 
 
 def run(blocks: Sequence[Arguments], place: RankInfo, seat: Seat) -> None:
-    """Train one configuration or several, one after another, in one process group; then write their records.
+    """Train the configurations in ``blocks``, one after another, in one process group; then write their ``run.json``.
 
-    All of them have the device, backend and timeout of the first.
+    All of them use the device and backend in ``seat`` and the timeout of the first configuration.
     """
     for arguments in blocks:
         if arguments.accounting and place.rank == 0:
             _say(describe_step(arguments, place.world))
     with process_group(place, seat, blocks[0].timeout):
         manifests = [_run_block(arguments, place, seat) for arguments in blocks]
-    if len(blocks) > 1:  # the largest of the process, which may be that of another configuration
+    if len(blocks) > 1:  # the peak of the process may be of another configuration
         manifests = [replace(manifest, peak_memory_bytes=None) for manifest in manifests]
     if place.rank == 0:
         for arguments, manifest in zip(blocks, manifests, strict=True):
@@ -79,6 +83,7 @@ def run(blocks: Sequence[Arguments], place: RankInfo, seat: Seat) -> None:
 
 
 def _run_block(arguments: Arguments, place: RankInfo, seat: Seat) -> Manifest:
+    """Train one configuration, free its memory and return its manifest."""
     waiting = blocking_collectives(seat.device) if arguments.inject == HOST_SYNC else nullcontext()
     with _clear_errors(arguments, place), waiting:
         trainer = make_trainer(arguments, seat.device, place.rank)
@@ -91,6 +96,7 @@ def _run_block(arguments: Arguments, place: RankInfo, seat: Seat) -> Manifest:
 
 
 def _report(arguments: Arguments, manifest: Manifest) -> None:
+    """Write the ``run.json``, if one is wanted, and print step time, waiting time, loss and kept memory."""
     if arguments.run_json is not None:
         write_manifest(manifest, arguments.run_json)
     step_ms = 1000 * statistics.median(manifest.step_seconds)
@@ -105,7 +111,10 @@ def _report(arguments: Arguments, manifest: Manifest) -> None:
 
 
 def describe_step(arguments: Arguments, world: int) -> str:
-    """Describe what a step of one rank computes, keeps and sends, calculated for float32 without real data."""
+    """Return a text about what a step of one rank computes, keeps and sends, calculated for float32.
+
+    The model is on the meta device, so nothing is computed or allocated. ``world`` is the number of ranks.
+    """
     size = MODEL_SIZES[arguments.model_size]
     local = arguments.batch_size // world
     with torch.device("meta"):
@@ -125,6 +134,7 @@ def describe_step(arguments: Arguments, world: int) -> str:
 
 
 def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Trainer:
+    """Make the model, the variant that wraps it and the optimizer, with the fault of ``--inject`` if there is one."""
     torch.manual_seed(arguments.seed)
     with device:
         model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
@@ -141,6 +151,7 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
 
 
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
+    """Wrap the model in the variant that the arguments name, with those options that the variant has."""
     options: dict[str, Any] = {}
     if arguments.variant == "torch":
         options = {
@@ -156,6 +167,7 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
 
 
 def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) -> Manifest:
+    """Train the warm-up steps, the measured steps and the synchronized steps; return the manifest of the run."""
     device, backend, ranks_per_gpu = seat
     steps = arguments.warmup + arguments.steps
     batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
@@ -180,7 +192,8 @@ def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) 
         if isinstance(trainer.variant, ShardedDDP):  # torch.profiler crashes if it is stopped during gloo's work
             trainer.variant.wait_for_parameters()
     final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
-    # The synchronized steps, which no profiler records.
+    # The synchronized steps, which no profiler records: their ranges go only into the log. They use the batches of the
+    # measured steps again.
     log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))
     with annotate.only_sink(log):
         chosen = (batches[arguments.warmup + index % arguments.steps] for index in range(arguments.synchronized_steps))
@@ -194,9 +207,10 @@ def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) 
 
 
 def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Arguments, place: RankInfo) -> StepResult:
+    """Train step ``index``, counted from the first warm-up step; rank 0 prints a line now and then."""
     tokens = batches[index]
     is_warmup = index < arguments.warmup
-    result = trainer.train_step(tokens[:, :-1], tokens[:, 1:], warmup=is_warmup)
+    result = trainer.train_step(tokens[:, :-1], tokens[:, 1:], warmup=is_warmup)  # the targets are the next tokens
     total = len(batches)
     if place.rank == 0 and index % max(1, total // PROGRESS_LINES) == 0:
         kind = "warm-up step" if is_warmup else "step"
@@ -205,6 +219,7 @@ def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Argume
 
 
 def _all_reduce(value: float, device: torch.device, op: dist.ReduceOp.RedOpType) -> float:
+    """Return the sum or maximum (``op``) of a number over the ranks."""
     total = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(total, op)
     return total.item()
@@ -212,6 +227,7 @@ def _all_reduce(value: float, device: torch.device, op: dist.ReduceOp.RedOpType)
 
 @contextmanager
 def _clear_errors(arguments: Arguments, place: RankInfo) -> Iterator[None]:
+    """Raise, for errors in the block, CommunicationError or OutOfMemoryError with a message that users understand."""
     try:
         with communication_errors(None, "communication"):
             yield
@@ -231,6 +247,7 @@ def _say(line: str) -> None:
 
 
 def check_numerics(config: RunConfig, device: torch.device) -> None:
+    """Raise WorkloadError if ``--tf32`` or ``--compile`` is not possible here."""
     if config.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
@@ -239,7 +256,10 @@ def check_numerics(config: RunConfig, device: torch.device) -> None:
 
 
 def set_numerics(model: TransformerLM, config: RunConfig) -> None:
-    """Set the precision of matrix products for the process, and let modules be compiled at their first call."""
+    """Set the precision of matrix products for the process, and let ``torch.compile`` compile blocks or the model.
+
+    A module is compiled at its first call.
+    """
     if config.tf32:
         torch.set_float32_matmul_precision("high")
     parts: dict[str | None, list[torch.nn.Module]] = {"blocks": [*model.blocks.children()], "model": [model]}
@@ -250,9 +270,9 @@ def set_numerics(model: TransformerLM, config: RunConfig) -> None:
 class ReversedModules(nn.Module):
     """A model whose parameters are registered in reverse order.
 
-    Buckets are filled from the last registered parameter to the first, the order in which gradients usually become
-    ready. Here the gradients of the first bucket are the last to become ready. All parameters of ``model`` must be in
-    modules without children.
+    Buckets are filled from the last registered parameter to the first, as this is usually the order in which gradients
+    become ready. Here it is the opposite order: the gradients of the first bucket become ready last, so no bucket can
+    be launched early. All parameters of ``model`` must be in modules without children.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -268,9 +288,11 @@ class ReversedModules(nn.Module):
 
 @contextmanager
 def blocking_collectives(device: torch.device) -> Iterator[None]:
+    """Let the host wait, in the block, for each asynchronous all-reduce right after its launch (a fault to inject)."""
     launch = dist.all_reduce
 
     def launch_and_wait(*args: Any, **options: Any) -> Any:
+        """Launch an all-reduce as ``dist.all_reduce`` does; if it is asynchronous, wait until it has ended."""
         work = launch(*args, **options)
         if work is not None:
             work.wait()

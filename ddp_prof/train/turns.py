@@ -1,8 +1,9 @@
 """Entry point of a rank that trains several configurations in turns: ``python -m ddp_prof.train.turns PLAN``.
 
-PLAN is a JSON file, a list of command lines of ``python -m ddp_prof.train``. Each is a block of steps: its model is
-made, warmed up, measured and dropped before the next one, so that blocks need no more memory than a run. They are near
-in time, in the same processes on the same cores: other load on the machine affects neighbours alike.
+PLAN is a JSON file that holds a list of command lines of ``python -m ddp_prof.train``, each a list of words. Each
+command line is a block of steps: its model is made, warmed up, measured and dropped before the next block begins, so
+that several blocks need no more memory than one run. Blocks that follow each other run close in time, in the same
+processes on the same cores, so other load on the machine affects both alike.
 """
 
 from __future__ import annotations

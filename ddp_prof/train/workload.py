@@ -1,6 +1,7 @@
-"""The model (the transformer of Stanford's CS336), the tokens, and a training step, marked and timed, for all variants.
+"""The model (the transformer of Stanford's course CS336), its random tokens, and a training step for all variants.
 
-The model is pre-norm, with RMSNorm, rotary positions, SwiGLU and untied embeddings.
+A step is marked with ranges and timed. The model is pre-norm, with RMSNorm, rotary positions, SwiGLU and untied
+embeddings.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROPE_BASE = 10_000.0
 class TransformerLM(nn.Module):
     """Maps token ids ``[batch, seq]`` to logits ``[batch, seq, vocabulary]``.
 
-    ``checkpoint_blocks`` keeps only each block's input, and computes the rest again in backward.
+    With ``checkpoint_blocks`` only the input of each block is kept for backward, which computes the rest again.
     """
 
     def __init__(self, size: ModelSize, *, checkpoint_blocks: bool = False) -> None:
@@ -53,6 +54,8 @@ class TransformerLM(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and feed-forward layer, each with a norm before it; ``[batch, seq, d_model]`` in and out."""
+
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(size.d_model)
@@ -67,6 +70,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal self-attention of several heads, with rotary positions; ``[batch, seq, d_model]`` in and out."""
+
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.heads = size.heads
@@ -75,6 +80,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
+        # [batch, heads, seq, d_model / heads] each
         query, key, value = (
             projection(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
@@ -88,6 +94,8 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
+    """The feed-forward layer: w2(silu(w1 x) * w3 x), with an inner width of ``d_ff``."""
+
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.w1 = nn.Linear(size.d_model, size.d_ff, bias=False)
@@ -100,11 +108,15 @@ class SwiGLU(nn.Module):
 
 
 def activation_bytes(model: nn.Module, tokens: Tensor) -> int:
-    """Return the bytes that autograd keeps from forward for backward, each storage once, without parameters."""
+    """Return the bytes of the tensors that autograd keeps from forward for backward.
+
+    Each storage counts once; parameters and their views do not count.
+    """
     own = {id(parameter) for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
+        """Note a tensor that autograd saves, by the address of its storage, unless it is or views a parameter."""
         storage = tensor.untyped_storage()
         if id(tensor) not in own and (tensor._base is None or id(tensor._base) not in own):
             kept[storage._cdata] = tensor
@@ -118,19 +130,20 @@ def activation_bytes(model: nn.Module, tokens: Tensor) -> int:
 
 
 def rotary_angles(length: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine ``[length, width / 2]`` of the angle for each position and pair of dimensions."""
+    """Return cosine and sine, ``[length, width / 2]`` each, of the angle for each position and pair of dimensions."""
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), ROPE_BASE**-exponents)
     return angles.cos(), angles.sin()
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate the pairs (2i, 2i + 1) of ``[..., length, width]`` by each position's angle."""
+    """Rotate each pair (2i, 2i + 1) of the last dimension of ``[..., length, width]`` by the angle of its position."""
     even, odd = heads[..., 0::2], heads[..., 1::2]
     return torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1).flatten(-2)
 
 
 def _initialize(module: nn.Module) -> None:
+    """Draw the weights of a layer: normal, for a linear layer with Glorot's deviation."""
     if isinstance(module, nn.Linear):
         deviation = (2 / (module.in_features + module.out_features)) ** 0.5
         nn.init.normal_(module.weight, std=deviation)
@@ -145,9 +158,10 @@ def make_tokens(steps: int, batch_size: int, seq_len: int, seed: int) -> Tensor:
 
 
 def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device: torch.device) -> Tensor:
-    """Return this rank's share ``[steps, batch_size / world, seq_len + 1]`` of every step's batch, made by rank 0.
+    """Return this rank's sequences of all steps, ``[steps, batch_size / world, seq_len + 1]``.
 
-    All batches are scattered before the first step, so that a capture contains no communication of data.
+    Rank 0 makes the batches and sends each rank its part. That happens before the first step, so that a capture
+    contains no communication of data.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     through = torch.device("cpu") if dist.get_backend() == dist.Backend.GLOO else device  # the tokens are on the CPU
@@ -161,7 +175,7 @@ def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device
 
 
 class StepResult(NamedTuple):
-    """The mean loss over this rank's share of the batch, and the times of the step on this rank."""
+    """The mean loss over this rank's sequences of the batch, and the times of the step on this rank."""
 
     loss: float
     times: HostTimes
@@ -172,10 +186,12 @@ class Trainer:
     """Trains ``variant`` with ``optimizer``; warm-up, measured and synchronized steps are numbered separately.
 
     Args:
-        delay_s: Sleep for so long at the start of each backward, to imitate a straggler.
+        variant: The wrapped model.
+        optimizer: The optimizer of the variant's ``optimizer_parameters()``.
+        delay_s: Seconds to sleep at the start of each backward, to imitate a straggler.
         precision: ``fp32``, or ``bf16`` by autocast.
-        begins_late: Sleep at the start of each step for as long as the last one took, to imitate a host that prepares
-            data.
+        begins_late: Sleep at the start of each step for as long as the work of the last step took, to imitate a host
+            that prepares data.
     """
 
     variant: DataParallel
@@ -184,14 +200,20 @@ class Trainer:
     precision: str = "fp32"
     begins_late: bool = False
     _last_seconds: float = field(default=0.0, init=False)
+    # Finished steps by (is a warm-up step, is a synchronized step).
     _done: Counter[tuple[bool, bool]] = field(default_factory=Counter, init=False)
 
     def train_step(
         self, inputs: Tensor, targets: Tensor, *, warmup: bool = False, synchronized: bool = False
     ) -> StepResult:
-        """Take one step on this rank's share of the batch, ``[batch, seq]`` each.
+        """Take one step on this rank's sequences and return its loss and times.
 
-        With ``synchronized`` the host waits for the device after each phase, so that its time contains its own work.
+        Args:
+            inputs: Token ids, ``[batch, seq]``.
+            targets: The token that follows each input, ``[batch, seq]``.
+            warmup: Mark the step as a warm-up step.
+            synchronized: Let the host wait for the device after each phase, so that a phase's time contains its own
+                work and no other.
         """
         begin_ns, index = time.perf_counter_ns(), self._done[warmup, synchronized]
         with annotate.step(index, warmup):
@@ -211,7 +233,10 @@ class Trainer:
         return StepResult(loss.item(), times)
 
     def _step(self, inputs: Tensor, targets: Tensor, synchronized: bool) -> tuple[Tensor, list[int]]:
-        """Return the loss, and the begin of forward, backward, synchronization and optimizer, and its end."""
+        """Take the step; return its loss and five times of the host's clock in ns.
+
+        They are the starts of forward, backward, synchronization and optimizer, and the end of the optimizer.
+        """
         marks_ns: list[int] = []
 
         def mark() -> None:
@@ -240,10 +265,12 @@ class Trainer:
 
 
 def wait_for_device(device: torch.device) -> None:
+    """Let the host wait until a GPU's current stream has done its work; does nothing on a CPU."""
     # Not torch.cuda.synchronize, which would also wait for collectives on other streams.
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the context in which forward runs: autocast to bfloat16 for ``bf16``, else one that does nothing."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

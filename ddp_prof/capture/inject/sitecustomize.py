@@ -1,6 +1,7 @@
-"""Runs in every Python that ``ddp-prof capture`` or ``tune`` starts, and marks or tries once torch is imported.
+"""Runs at the start of every Python that ``ddp-prof capture`` or ``tune`` starts; acts when the program imports torch.
 
-Python finds it by PYTHONPATH. It needs the standard library only, and runs the ``sitecustomize`` that it hides.
+It then marks the program with ranges or, for ``tune``, tries settings in it. Python finds this module by PYTHONPATH. It
+needs the standard library only. A ``sitecustomize`` that Python would have found without it runs, too.
 """
 
 import importlib.util
@@ -12,11 +13,13 @@ from types import ModuleType
 
 
 class AfterTorch:
-    """An import finder for torch whose loader also starts the marks."""
+    """An import finder that Python asks first; when torch is imported, it has :func:`mark` called after torch loads."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":  # noqa: ARG002
+        """Return, for torch, how to load it and to call :func:`mark` after that; ``None`` for all other modules."""
         if name != "torch":
             return None
+        # Remove this finder, so that the usual ones find torch.
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.loader is not None:
@@ -31,10 +34,13 @@ class AfterTorch:
 
 
 def mark() -> None:
-    """Start the marks, or the try, by the ddp_prof that runs the program; it need not be installed for this Python."""
+    """Start to mark the program or, for ``tune``, to try settings in it; an error is only printed.
+
+    It uses the ddp_prof that started the program, which need not be installed for this Python.
+    """
     try:
         folder = Path(os.environ["DDP_PROF_PACKAGE"])
-        if "ddp_prof" not in sys.modules:
+        if "ddp_prof" not in sys.modules:  # import it from its folder
             spec = importlib.util.spec_from_file_location(
                 "ddp_prof", folder / "__init__.py", submodule_search_locations=[str(folder)]
             )
