@@ -31,9 +31,9 @@ class RootCause:
     the same collective on all ranks.
 
     Attributes:
-        step: The step's own number; ``None`` without steps.
+        step: The number of the typical step; ``None`` without steps.
         steps: Number of steps that communicate.
-        exposed_ns: The step's exposed time; if it is 0, all other attributes of the step are meaningless.
+        exposed_ns: The step's exposed time; if it is 0, the attributes from ``when`` on are meaningless.
         total_exposed_ns: Exposed time of all steps.
         when, why: The pair of a when and a why with most exposed time (``exposed_time.WHENS`` and ``WHYS``).
         pair_ns: The part of ``exposed_ns`` with this when and why.
@@ -44,7 +44,7 @@ class RootCause:
             otherwise.
         knows_wait: Whether its waits can be distinguished from transfer.
         collectives_per_step: Number of collectives of one rank in the step.
-        alike_per_step: Number of these with the same ``blocking`` as the collective.
+        alike_per_step: Number of these with the same value of ``Collective.blocking`` as the collective.
         same_operation_per_step: Number of these with the same operation.
         same_operation_per_pass: Number of these with the same operation in the same pass of backward; in the step if no
             pass of backward is known.

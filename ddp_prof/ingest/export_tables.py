@@ -193,7 +193,7 @@ class ExportTables(ABC):
     def integer_batches(
         self, table: str, columns: Sequence[str], holds: Sequence[str], only: Only | None
     ) -> Iterator[dict[str, Ints]]:
-        """Yield columns as :meth:`batches` does; the table must have all of them."""
+        """Yield columns of integers batch by batch, as :meth:`batches` does, of a table that has all these columns."""
         for batch in self.record_batches(table, columns, holds=holds, only=only):
             yield self.integers_of(batch, columns, holds)
 

@@ -266,7 +266,7 @@ class KinetoColumns:
         return concatenate(*found) if len(found) > 1 else found[0] if found else empty(kind)
 
     def calls(self) -> tuple[str, ...]:
-        """Return the categories of calls."""
+        """Return the recorded categories of events that are calls of a runtime or driver, such as ``cuda_runtime``."""
         return tuple(sorted(filter(IS_CALL.match, self.categories)))
 
     def collectives(self) -> KernelCollectives:

@@ -289,7 +289,10 @@ def _refuse_escaped_keys(text: bytes | bytearray) -> None:
 
 
 def _merged(header: Header | None, rest: Header) -> Header:
-    """Return ``rest`` (the header after the events) completed from ``header`` (before them), which may be ``None``."""
+    """Return the document's top-level fields: those after its events, and of those before them what the former lack.
+
+    ``rest`` holds the fields after the list of events, ``header`` those before it; it may be ``None``.
+    """
     for name in Header.__struct_fields__ if header else ():
         if getattr(rest, name) is msgspec.UNSET:
             setattr(rest, name, getattr(header, name))

@@ -98,7 +98,10 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
 
 
 def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
-    """Read and return an export that is a folder of tables; arguments and errors as of :func:`.load.load_trace`."""
+    """Read and return an export that is a folder of tables.
+
+    Arguments and errors are those of :func:`.load.load_trace`.
+    """
     file = TableFolder(path)
     manifest = load_manifest(manifest_path(path))
     return file.run_with_deadline(lambda: _load(file, manifest, options))

@@ -66,7 +66,7 @@ def find_nsys(environ: Mapping[str, str] = os.environ) -> Nsys | None:
 
 
 def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
-    """Yield the programs nsys that run on this machine.
+    """Yield the executables of nsys that can run on this machine.
 
     If ``$NSYS`` is set, this is the only candidate. Else it yields the nsys on PATH, in ``$NSYS_PREFIX``, and in
     :data:`PLACES` or the patterns in ``$NSYS_SEARCH``; the newest match of each pattern comes first.

@@ -62,7 +62,15 @@ def read_part(file: Path) -> Part:
 
 
 def main(command: str, *arguments: str) -> str | None:
-    """Run a command; return ``None``, or the reason why it failed (with which ``sys.exit`` then ends)."""
+    """Run one of two commands, at the lowest priority.
+
+    ``measure TRACE OUT`` analyses the trace of a rank and writes the result to ``OUT``. ``merge REQUEST PART...`` puts
+    the ranks' results together to a record of the log and prints it; ``REQUEST`` is the JSON of what
+    :func:`.record.make_record` takes.
+
+    Returns:
+        ``None``, or the reason why it failed, with which ``sys.exit`` then ends.
+    """
     if hasattr(os, "nice"):
         os.nice(LOWEST)
     try:

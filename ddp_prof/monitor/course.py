@@ -72,7 +72,10 @@ class LateRank:
 
 
 def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """Return the changes of all figures, in order of time; ``records`` are those of a monitor's log."""
+    """Return where a measured quantity of :data:`FIGURES`, such as the step time, shifts to another lasting level.
+
+    The changes are in order of time. ``records`` are the measurements in a monitor's log.
+    """
     # The positions and values of each figure where it is known; a figure that never varies is not searched.
     least_ns = _least_ns(records)
     changes = []
@@ -178,7 +181,10 @@ def find_late_ranks(records: Sequence[Mapping[str, Any]], changes: Sequence[Chan
 
 
 def _late_in_stretch(records: Sequence[Mapping[str, Any]], start: int, end: int) -> LateRank | None:
-    """Return the rank that is late in the measurements from ``start`` up to ``end``, by its lag in all others."""
+    """Return the rank that arrives later in the measurements from ``start`` up to ``end`` (exclusive) than in the rest.
+
+    ``None`` if there is none, or if too few measurements tell the lag of every rank.
+    """
     # Only measurements in which the lag of every rank is known.
     ranks, lags = _lags(records)
     inside = np.zeros(len(records), bool)

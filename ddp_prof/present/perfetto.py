@@ -437,7 +437,9 @@ class _Process:
         """Return slices from their columns; missing columns hold ``UNKNOWN``.
 
         A slice belongs to the measured step whose host range contains its launch, ``launch_ns`` (by default its start).
-        A process without a rank has no steps. ``category`` is one category for all slices, or one for each.
+        The steps are those of the process's first rank; a process without a rank has none. ``occurrence`` tells apart
+        several steps with the same number, and is ``UNKNOWN`` if the number is unique. ``category`` is one category for
+        all slices, or one for each.
         """
         if self.ranks and self.ranks[0].has_steps:
             steps = self.ranks[0].steps

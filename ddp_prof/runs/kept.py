@@ -46,7 +46,10 @@ class KeptResults:
     state: dict[str, Any] = field(repr=False)
 
     def find(self, measure: str) -> Any:
-        """Return the result of a measure; ``None`` if the cache has none, or a damaged one."""
+        """Return what the cache holds of an analysis of this trace; ``None`` if it holds nothing, or a damaged result.
+
+        ``measure`` is the name of the analysis, such as ``overlap``.
+        """
         key = self._key(measure)
         place = self._place(key)
         try:

@@ -201,7 +201,7 @@ class Run:
         return measure_critical_paths(self.analysis(), self._work())
 
     def _work(self) -> list[RankWork]:
-        """Return the operations of each rank, in the order of the ranks; critical paths are followed through them."""
+        """Return what critical paths are followed through: the operations of each rank, in the order of the ranks."""
         from ddp_prof.analyze.critical.critical_path import in_order_of_ranks
 
         self.prepare("collectives", "critical")

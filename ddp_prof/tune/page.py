@@ -57,8 +57,9 @@ def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> Non
 
 
 def _facts(tuning: Tuning) -> list[tuple[str, str]]:
-    """Return names and texts of what was run: program, steps, runs, limit and place."""
+    """Return (label, text) pairs that say what was run: the program, its steps, the runs, the limit and the place."""
     program = tuning.program
+    # Runs of round 0 are no part of the comparison: today's first one, and those that are made for their losses.
     ran = [trial for trial in tuning.trials if trial.round]
     return [
         ("program", shlex.join(program.command)),

@@ -120,7 +120,7 @@ class Try:
 
     @property
     def line(self) -> str:
-        """What a user writes to have these settings, on one line."""
+        """The call, the statement or the shell command by which a user has these settings, on one line."""
         parts = []
         for of, call in CALLS.items():
             if own := ", ".join(str(one) for one in self.settings if one.of == of and not one.line):

@@ -134,9 +134,10 @@ def _step_of_each(rank: RankCollectives, rows: Ints, step: Ints) -> Ints:
 
 
 def _within_steps(queue: Queue, step: Ints) -> Queue:
-    """Return the queue without queueing behind collectives of other steps, which the step's late rank did not delay.
+    """Return the queue with ``before`` set to ``UNKNOWN`` where the collective ahead belongs to another step.
 
-    ``step`` is the step of each collective.
+    ``before`` is the row of the collective that each one queues behind. The rank that is late in a step cannot have
+    delayed a collective of another step. ``step`` is the step of each collective.
     """
     is_within = take_or_unknown(step, queue.before) == step
     return replace(queue, before=np.where(is_within, queue.before, UNKNOWN))

@@ -206,9 +206,10 @@ class RankCollectives(RankResult):
 
 
 def consumer_activities(rank: RankEvents) -> Ints:
-    """Return the activity that needs each operation of communication first (a row); ``UNKNOWN`` if none is known.
+    """Return, for each collective, the earliest activity on the device that depends on its result.
 
-    The result is in the order of ``rank.operation_rows``.
+    The result holds rows of the trace's activities, ``UNKNOWN`` where none is known, in the order of
+    ``rank.operation_rows``.
     """
     blocking = rank.blocking
     return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[rank.operation_rows])

@@ -574,9 +574,10 @@ def _slowdown(drawn: Numbers) -> Numbers:
 
 
 def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
-    """Return the fraction of the time beside communication that is contention, for each draw as in :func:`_slowdown`.
+    """Return, for each bootstrap draw, which fraction of compute's time beside communication is contention.
 
-    ``has_own`` says which kinds have their own slowdown.
+    ``drawn`` is as in :func:`_slowdown`. ``has_own`` marks the kinds of kernels whose slowdown is estimated from their
+    own executions; see :func:`_slowdown_by_kind` for all other kinds.
     """
     beside, done, everything = np.split(drawn.sum(axis=1), 3, axis=-1)
     slowed = everything * (1 - 1 / _slowdown_by_kind(has_own, beside, done))

@@ -295,7 +295,7 @@ _GOLDEN = 2_654_435_769
 
 
 def _are_half(rank: RankEvents) -> bool:
-    """Return whether some collectives' kernels reduce numbers of two bytes by their names, and none larger numbers."""
+    """Return whether, by the names of kernels, some collectives reduce two-byte numbers and none larger ones."""
     activity = np.unique(rank.operations.activity)
     names = [rank.trace.names[one] for one in distinct(rank.trace.activities.name_id[activity[activity != UNKNOWN]])]
     return any(map(_HALF.search, names)) and not any(map(_WHOLE.search, names))

@@ -77,7 +77,10 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
 
 
 def most_of(view: TableView) -> str:
-    """Return the name and the percentage of the largest row of one of the tables; if it is empty, its first note."""
+    """Return, as one text, the name of the row with the largest percentage in a table, and that percentage.
+
+    If the table is empty, return its first note.
+    """
     if not view.rows:
         return view.notes[0]
     key = next(key for key in view.rows[0] if key.startswith("of_"))
