@@ -65,7 +65,7 @@ LOST_RACE = re.compile(
 )
 """What nsys prints if its agent has looked for the program's semaphore, proxy or endpoint before that existed.
 
-It happens with nsys 2022.4, which may then end with 0: rarely, and in every third start where ten processes keep each
+It happens with nsys 2022.4, which may then end with 0: rarely, and in two of seven starts where ten processes kept each
 core busy. ``scripts/install_nsys.sh`` has the same.
 """
 NSYS_STARTS = 8

@@ -59,7 +59,7 @@ def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> Non
 def _facts(tuning: Tuning) -> list[tuple[str, str]]:
     """Return (label, text) pairs that say what was run: the program, its steps, the runs, the limit and the place."""
     program = tuning.program
-    # Runs of round 0 are no part of the comparison: today's first one, and those that are made for their losses.
+    # Round 0 is not counted: today's first run, and runs of tries by themselves, for their losses.
     ran = [trial for trial in tuning.trials if trial.round]
     return [
         ("program", shlex.join(program.command)),
