@@ -98,7 +98,7 @@ def test_the_answer_in_every_form(form: str, capsys: pytest.CaptureFixture[str])
         assert "DistributedDataParallel(model, static_graph=True)" in printed.out
 
 
-REPETITIONS = 400 if IS_NIGHTLY else 50
+REPETITIONS = 400 if IS_NIGHTLY else 25
 
 
 @pytest.mark.slow
