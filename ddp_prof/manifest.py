@@ -274,7 +274,10 @@ def load_manifest(path: Path) -> Manifest | None:
 
 
 def _problem(manifest: Manifest) -> str | None:
-    """Describe a contradiction in a manifest with correct types; ``None`` if there is none."""
+    """Describe the first value of a manifest that cannot be right; ``None`` if there is none.
+
+    That is a number or a text beyond its limits, or buckets that do not fit the parameters. The types are right.
+    """
     # Numbers: not negative, and at least one rank.
     for name in ("world_size", "steps", "warmup", "batch_size", "seq_len", "bucket_size_mb"):
         number = getattr(manifest, name)

@@ -536,7 +536,11 @@ class Reader:
         return json.dumps({**head, "error": error}).encode() + b"\n" + packed
 
     def _find_log(self, group: _Group) -> Path | None:
-        """Return the file of the log; ``None`` if another job writes to it too, whose traces must stay."""
+        """Return the file of the log, which says which traces of earlier starts may be deleted.
+
+        On rank 0 it is ``None`` if another running job writes to it, too: those traces may be that job's, so none of
+        them may be deleted.
+        """
         if group.rank == 0 and self._log_file.is_another_job_s():
             warn_once("shared", f"another job writes to {self._folder}, too: give each job a folder of its own")
             return None

@@ -265,7 +265,7 @@ class _Job:
 
     @classmethod
     def of(cls, header: Header, processes: int, activities: Activities) -> _Job:
-        """Read the header; ``processes`` is the number of processes that launched work."""
+        """Take the facts from the header; ``processes`` is the number of processes that launched work."""
         distributed = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
         base = 0 if header.baseTimeNanoseconds is msgspec.UNSET else header.baseTimeNanoseconds
         told = [distributed.get("rank"), distributed.get("world_size"), base]

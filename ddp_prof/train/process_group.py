@@ -209,7 +209,7 @@ def _cgroup_limits(root: Path, membership: str) -> list[int]:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file; empty if it cannot be read."""
+    """Return the text of a file without the spaces and line ends around it; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

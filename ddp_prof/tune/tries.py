@@ -81,7 +81,10 @@ class Setting:
 
     @property
     def line(self) -> str:
-        """What a user writes for this setting; empty for an argument of a call in :data:`CALLS` and a variable."""
+        """The statement that a user adds to the program for this setting.
+
+        It is empty for an argument of a call in :data:`CALLS`, and for a variable of the environment.
+        """
         # By the value, else by the key for every number, whose line has {} for the number.
         lines = ARGUMENTS[self.name].lines if self.of else {}
         return lines.get(str(self.value), lines.get("", "")).format(self.value)

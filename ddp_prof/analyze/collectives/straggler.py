@@ -373,7 +373,10 @@ def _why_unknown(run: RunAnalysis) -> str | None:
 
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
-    """Return the lag (ns) of each rank (column) at each matched collective (row); NaN if the rank took no part."""
+    """Return how much later (ns) each rank (column) arrives at each matched collective (row) than the others' median.
+
+    A value is NaN if the rank took no part.
+    """
     return _behind_others(_arrivals(ranks, matches, alignment), matches.rows != UNKNOWN)
 
 

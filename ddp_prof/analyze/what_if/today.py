@@ -49,6 +49,10 @@ def divide_today(structure: RankStructure, gradients: Gradients, slowed: float) 
         structure: The measured steps.
         gradients: The gradients of a step.
         slowed: The fraction of the time beside communication that compute loses.
+
+    Returns:
+        The steps with the likely, the earliest and the latest times at which gradients are ready, the measured lengths
+        of the steps, and whether these times are known.
     """
     one, begins_ns = structure, structure.begins_ns
 
@@ -62,18 +66,20 @@ def divide_today(structure: RankStructure, gradients: Gradients, slowed: float) 
     backward_ns = work(one.backward_end_ns, "backward_end")
     begun_ns = np.where(one.ready_ns == NO_TIME, one.start_ns, one.ready_ns)
     ready_of_bucket = np.minimum(work(begun_ns, "ready"), work(one.start_ns, "start"))
-    begin_ns, before_ns = _lags(one)
+    # A collective begins ``begin_lag_ns`` after its last gradient is ready, and is launched ``launch_lag_ns`` after the
+    # copy of that gradient. "Ready" below is when a collective of the gradient could begin: the first lag is in it.
+    begin_lag_ns, launch_lag_ns = _lags(one)
     into = one.into if one.into is not None and len(one.into.bytes) == len(gradients.bytes) else None
     if into is not None:
         # Each gradient is ready when its copy has ended. But the host may launch the collective later than that.
-        late_ns = np.maximum(0, into.launch_ns + before_ns - into.ends_ns - begin_ns)
-        ready = work(into.ends_ns, "into") + begin_ns + late_ns
+        late_ns = np.maximum(0, into.launch_ns + launch_lag_ns - into.ends_ns - begin_lag_ns)
+        ready = work(into.ends_ns, "into") + begin_lag_ns + late_ns
         early = late = np.maximum.accumulate(ready, axis=1)
         ready = early
     else:
         # It is only known when buckets were ready; ``accumulate``: none earlier than the bucket in front of it.
         # ``before`` is when the bucket in front was ready; for the first bucket, when it was ready itself.
-        late = np.maximum.accumulate(ready_of_bucket + begin_ns, axis=1)
+        late = np.maximum.accumulate(ready_of_bucket + begin_lag_ns, axis=1)
         before = np.concatenate([late[:, :1], late[:, :-1]], axis=1)
         late, before = late[:, gradients.bucket], before[:, gradients.bucket]
         # The last gradient of a bucket is ready with it. The others are likely ready in proportion to the bytes of the
@@ -91,7 +97,13 @@ def divide_today(structure: RankStructure, gradients: Gradients, slowed: float) 
     def model(at: Floats) -> StepModel:
         return StepModel(gradients.bytes, at, backward_ns, copy_ns, rest_ns)
 
-    return Today(model(ready), model(early), model(late), one.ends_ns - begins_ns, into is not None)
+    return Today(
+        model=model(ready),
+        early=model(early),
+        late=model(late),
+        measured_ns=one.ends_ns - begins_ns,
+        knows_ready=into is not None,
+    )
 
 
 def _lags(one: RankStructure) -> tuple[float, float]:
