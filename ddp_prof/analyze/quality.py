@@ -49,7 +49,7 @@ NOTHING_LEFT = (ONLY_WARMUP, ONLY_INCOMPLETE)
 
 MIXED_CLOCKS = f"{CLOCKS}, nor what its host's communication ran beside"
 
-LOST = "its launches have no activities: the profiler lost them"
+LOST = "the launches of this process have no activities: the profiler lost them"
 
 INCOMPLETE_COMMUNICATES = "only steps that were not recorded completely communicate in this trace"
 
@@ -372,7 +372,7 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
         for warning in shown:
             first, *others = files[warning]
             name = f"{first} and {len(others)} more" if others else first
-            rest = f" ({left_out} more: other numbers)" if left_out else ""
+            rest = f" ({left_out} more like it, with other numbers)" if left_out else ""
             lines.append(warning if len(others) + 1 == len(by_file) else f"{name}: {warning}{rest}")
     return tuple(lines)
 

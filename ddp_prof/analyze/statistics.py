@@ -26,7 +26,7 @@ LEAST_STEPS = 3
 """An interval needs at least this number of steps, or other units."""
 
 FEW_STEPS = "too few steps for an interval"
-EACH_ALONE = "each interval is for itself: of twenty, one leaves out what is true"
+EACH_ALONE = "each interval is for itself: about one in twenty misses the true value"
 """Note under a table with several ratios and their intervals."""
 
 _DRAWS = 1000

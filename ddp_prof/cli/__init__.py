@@ -56,8 +56,11 @@ def error_line(error: BaseException) -> str:
     elif isinstance(error, RecursionError):
         words = "something in the input is nested too deep"
     elif isinstance(error, OSError) and error.strerror:
-        words = f"{error.filename}: {error.strerror}" if error.filename else f"cannot write ({error.strerror})"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        # Without a name it may be any open file that was read or written, but only writing finds no room.
+        finds_no_room = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        nameless = "the output or a temporary file" if finds_no_room else "reading or writing failed"
+        words = f"{error.filename or nameless}: {error.strerror}"
+        if finds_no_room:
             words += ": make room there, or set TMPDIR to another folder for temporary files"
     return printable(" ".join(words.split()))
 
@@ -122,7 +125,8 @@ class Commands(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             alike = get_close_matches(args[0], COMMANDS)
             meant = f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"there are {', '.join(COMMANDS)}"
-            raise click.UsageError(f"no such command {printable(args[0])!r}: {meant}", ctx)
+            neither = "" if os.path.lexists(args[0]) else ", and no file or folder of that name"
+            raise click.UsageError(f"no such command {printable(args[0])!r}{neither}: {meant}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -42,7 +42,8 @@ def _read_every(_context: click.Context, _parameter: click.Parameter, value: str
     count = count or "3"
     is_number = every.isdecimal() and count.isdecimal() and len(value) <= _LONGEST_STEPS
     if not is_number or int(count) < 1 or int(every) < int(count) + 2:
-        raise click.BadParameter("give the steps from one measurement to the next, as 1000, or 1000:5 to measure five")
+        wanted = "give the steps from one measurement to the next, as 1000, or 1000:5 to measure five"
+        raise click.BadParameter(f"{wanted}; there must be two more of them than are measured")
     return f"{every}:{count}"
 
 

@@ -182,7 +182,8 @@ def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
     baseline, *more_baselines = load.runs(baselines, "overlap")
     if more_baselines:
         names = ", ".join(run.label for run in (baseline, *more_baselines))
-        what = f"{1 + len(more_baselines)} runs ({names}), but a baseline is one run"
+        way_out = "give one, or --one-run if these are its ranks"
+        what = f"{1 + len(more_baselines)} runs ({names}), but a baseline is one run: {way_out}"
         raise click.BadParameter(what, param_hint="--baseline")
     return baseline
 

@@ -268,7 +268,7 @@ _READING_OPTIONS = (
         ["--step-range"],
         metavar="REGEX",
         callback=_check_regular_expression,
-        help="Names of ranges that are steps; a first group is the step's number. Default: the usual names.",
+        help="Names of ranges that are steps; its first group is the step's number. Default: the usual names.",
     ),
     click.Option(
         ["--backward-range"],

@@ -149,7 +149,7 @@ def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: st
     "-o",
     "--output",
     type=Output("pipe"),
-    help="The page; - for stdout. Default: TRACE's name .html.",
+    help="The page; - for stdout. Default: the trace's name with .html, in this folder.",
 )
 @click.option("--png", type=Output(suffix=".png"), help="Also write a PNG picture; needs Chromium.")
 @click.option("--svg", type=Output(suffix=".svg"), help="Also write an SVG picture; needs Chromium.")
@@ -197,7 +197,8 @@ def timeline(
     "-o",
     "--output",
     type=Output("pipe"),
-    help="The file to write; gzipped if it ends in .gz; - for stdout. Default: TRACE's name .perfetto.json.gz.",
+    help="The file to write; gzipped if it ends in .gz; - for stdout. Default: the trace's name with "
+    ".perfetto.json.gz, in this folder.",
 )
 def export(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
     """A file for Perfetto (ui.perfetto.dev) and chrome://tracing, with overlap and exposed communication as counters.

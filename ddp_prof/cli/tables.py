@@ -47,9 +47,9 @@ SUMMARY_ANSWER = Answer(SUMMARY_RESULTS, summary_views)
 @click.command("summary", cls=TraceCommand, answer=SUMMARY_ANSWER, example="traces/overlap.sqlite")
 @click.option("--notes", "whole", is_flag=True, help="Print the notes, too, and shorten nothing.")
 def summary(traces: tuple[Path, ...], load: Loader, whole: bool, output: TableOptions) -> None:
-    """The answer in short: what of communication is exposed, what hiding it would gain, why, and what to change.
+    """The answer in short: how much communication is exposed, what hiding it would gain, why, and what to change.
 
-    'ddp-prof TRACE...' does the same. A terminal wraps it, a pipe gets one line for each name.
+    'ddp-prof TRACE...' does the same. A terminal wraps long lines, a pipe gets one line for each name.
     """
     show(output, summary_views(load.runs_for(traces, output), whole=whole))
 

@@ -47,7 +47,8 @@ class Output(click.Path):
         if path.suffix.lower() != self.suffix and self.suffix:
             self.fail(f"{printable(str(path))} does not end in {self.suffix}", param, ctx)
         if str(path).endswith(SUFFIX):
-            self.fail(f"{printable(str(path))} is the name of a manifest, which only a capture writes", param, ctx)
+            what = f"{printable(str(path))} is a name for the description of a run, which only a capture writes"
+            self.fail(f"{what}: choose a name that does not end in {SUFFIX}", param, ctx)
         return path
 
 

@@ -105,9 +105,9 @@ def whatif(
 ) -> None:
     """What other buckets, views or a faster network would change in a step, with an interval, or why that is not known.
 
-    The change is that between two simulations, of the new step and of today's. Gain and loss are said where the 90 %
-    interval leaves no change out. Without a question the usual ones are asked. What one capture does not tell is
-    refused, with what would.
+    A change is the difference between two simulations, of the new step and of today's step. It is called a gain or a
+    loss only if its 90 % interval excludes 0. Without a question the usual questions are asked. If the answer is not
+    in a capture, the reason is shown, and what to capture instead.
 
     \b
     These lines of Python write the file for --parameters:

@@ -141,7 +141,7 @@ class _Read:
 def _refuse_foreign(path: Path, columns: KinetoColumns) -> None:
     """Raise TraceError if the trace was not written by torch.profiler, or is of a device that is not supported."""
     if any(category in OF_DEVICE or OF_HOST.fullmatch(category) for category in columns.pairs):
-        reason = "it has a row for the beginning of an event and one for its end, which torch.profiler does not"
+        reason = "it has separate rows for the begin and the end of an event, which torch.profiler does not write"
         raise TraceError(path, reason, "give the file that torch.profiler wrote")
     categories = columns.categories
     has_device_events = not categories.isdisjoint(OF_DEVICE)

@@ -201,7 +201,7 @@ def find_traces(path: Path) -> list[Path]:
         suffixes = ", *".join(suffix for reader in READERS for suffix in reader.suffixes)
         hint = f"it should hold files named *{suffixes}"
         if within := _files_of_traces(path.glob("*/*")):
-            hint = f"give those in it, such as {within[0].parent}"
+            hint = f"give the folders in it, such as {within[0].parent}"
         elif packed := sorted(file.name for file in path.iterdir() if file.name.endswith(_PACKED_SUFFIXES)):
             hint = f"unpack the files in it first, such as {packed[0]}"
         raise TraceError(path, "a folder without traces", hint)

@@ -65,7 +65,7 @@ def _export(report: Path, target: Path) -> None:
     nsys = find_nsys()
     if nsys is None:
         raise TraceError(
-            report, "a raw report, and there is no nsys here to export it", "install nsys or set NSYS=PATH"
+            report, "a raw report, and there is no nsys here to export it", "install nsys or set NSYS=/path/to/nsys"
         )
     require_disk_space(report, target.parent, EXPORT_TO_REPORT * held_bytes(report))
     # Export into a folder of its own, and rename the complete file.
@@ -87,8 +87,8 @@ def _export(report: Path, target: Path) -> None:
         raise TraceError(
             report,
             f"made by nsys {made_by}, and the nsys found here is {nsys.version} ({nsys.path})",
-            f"export it with nsys {made_by} or newer, or set NSYS=PATH",
+            f"export it with nsys {made_by} or newer, or set NSYS=/path/to/nsys",
         )
     raise TraceError(
-        report, f"nsys {nsys.version} cannot export it ({reason[:200]})", "record it again, or set NSYS=PATH"
+        report, f"nsys {nsys.version} cannot export it ({reason[:200]})", "record it again, or set NSYS=/path/to/nsys"
     )

@@ -75,7 +75,7 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
                 copy_data(source, Path(folder) / source.name, most)
             if any(_has_super_journal(Path(folder) / journal.name) for journal in journals):
                 reason = "the journal beside it belongs to a transaction over several databases, which nsys never makes"
-                raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {HINT}")
+                raise TraceError(path, reason, f"move {journals[-1].name} away if no program uses it, or {HINT}")
             real = Path(folder) / real.name
         file = SqliteFile(path, real, more)
         if folder:
@@ -120,7 +120,7 @@ def require_disk_space(path: Path, folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         reason = f"reading it takes about {needed / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are free"
-        raise TraceError(path, reason, "make room there, or set TMPDIR where it is a temporary folder")
+        raise TraceError(path, reason, "make room there, or set TMPDIR to a folder with more room")
 
 
 class SqliteFile(ExportTables):

@@ -157,7 +157,7 @@ def cost_text(cost: Cost, bounds: Bounds) -> str | None:
         slows = "in a typical step nothing ran beside communication, so it slowed nothing"
     else:
         at_most = milliseconds(cost.contention_high_ns or 0)
-        slows = f"what communication slows is not known, at most {at_most} per step: {cost.reason}"
+        slows = f"by how much communication slows compute is not known, at most {at_most} per step: {cost.reason}"
     if bounds.schedule_ns is None:
         return f"{slows}."
     schedule = f"no schedule can gain more than {milliseconds(bounds.schedule_ns)} per step"
@@ -541,7 +541,7 @@ def _tail_advice(cause: RootCause) -> str:
         )
     if cause.bytes is not None and cause.bytes < FEW_BYTES:
         latency = "latency" if cause.knows_wait else "latency or waiting"
-        return f"Of so few bytes it is {latency}, which smaller buckets would not shorten."
+        return f"With so few bytes it is {latency}, which smaller buckets would not shorten."
     if cause.is_last and cause.has_others:
         return f"A smaller last bucket would shorten it{if_transfer}{_half_of_bucket(cause)}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
@@ -575,7 +575,7 @@ def skew_headline(skew: RunSkew) -> Headline:
         if not most:
             return Headline("No rank is late by more than the clocks' residual")
         if len(late := [rank for rank in skew.ranks if rank.last_steps]) == 1:
-            return Headline(_arrives_last(late[0], steps), f"so few do not exclude chance.{_older_text(late[0])}", "; ")
+            return Headline(_arrives_last(late[0], steps), f"too few to exclude chance.{_older_text(late[0])}", "; ")
         names = [rank.name for rank in skew.ranks if rank.last_steps == most]
         which = (
             f"{names[0]} is last most often, in"
@@ -695,8 +695,8 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     if confounded := [summary for summary in summaries if summary.confounded_by]:
         names = ", ".join(run.label for run in confounded)
         found.append(
-            f"No speed-up of {names} is told: most of the difference from {base.label} is compute, which no variant "
-            "changes, as on a machine that was busier."
+            f"No speed-up of {names} is reported: most of the difference from {base.label} is compute, which no "
+            "variant changes, as on a machine that was busier."
         )
     if any(summary.device == "cpu" for summary in summaries):
         found.append(

@@ -76,8 +76,8 @@ def test_an_unknown_slowdown_is_a_range_and_never_0() -> None:
     assert bounds == Bounds(0, None, 0, 4_500_000, "no kernel ran both ways")
     assert gain_headline(SUMMARY, cost) == gain_headline(SUMMARY)
     assert cost_text(cost, bounds) == (
-        "what communication slows is not known, at most 4.50 ms per step: no kernel ran both ways; no schedule "
-        "can gain more than 0.0 ms per step, no network more than 4.50 ms."
+        "by how much communication slows compute is not known, at most 4.50 ms per step: no kernel ran both ways; no "
+        "schedule can gain more than 0.0 ms per step, no network more than 4.50 ms."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import subprocess
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_prof.cli import COMMANDS
+from ddp_prof.cli import COMMANDS, error_line
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -27,8 +28,25 @@ def trace(tmp_path: Path) -> Path:
 def test_a_command_that_does_not_exist_names_those_written_alike() -> None:
     result = run("overlp", "x")
     assert result.exit_code == 2
-    assert "no such command 'overlp': did you mean 'overlap'?" in result.stderr
+    assert "no such command 'overlp', and no file or folder of that name: did you mean 'overlap'?" in result.stderr
     assert ", ".join(COMMANDS) in run("zzz").stderr
+
+
+def test_a_trace_before_its_command_is_not_said_to_be_missing(trace: Path) -> None:
+    said = run(trace, "overlap").stderr
+    assert f"no such command '{trace}': " in said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "reading or writing failed: Input/output error"),
+        (OSError(errno.EIO, "Input/output error", "x"), "x: Input/output error"),
+        (OSError(errno.ENOSPC, "No space left"), "the output or a temporary file: No space left: make room there, or"),
+    ],
+)
+def test_the_system_s_error_is_no_failed_write_unless_room_lacks(error: OSError, said: str) -> None:
+    assert error_line(error).startswith(said)
 
 
 @pytest.mark.parametrize("words", [["sumary"], ["-q", "sumary"], ["--verbose", "sumary"], ["overlp"], ["zzz"]])

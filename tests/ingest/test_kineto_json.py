@@ -357,7 +357,7 @@ def test_events_in_two_rows_are_refused_and_not_said_to_be_none(tmp_path: Path) 
     events = [whole.replace('"X"', '"B"'), whole.replace('"X"', '"E"').replace('"ts": 5', '"ts": 7')]
     other = '{"ph": "B", "cat": "memory", "name": "of another tool", "ts": 5}'
     assert len(load_trace(write(tmp_path / "x.json", [whole, other])).activities) == 1
-    with pytest.raises(TraceError, match="a row for the beginning of an event and one for its end"):
+    with pytest.raises(TraceError, match="separate rows for the begin and the end of an event"):
         load_trace(write(tmp_path / "x.json", events))
 
 

@@ -80,7 +80,7 @@ def test_a_newer_report_names_both_versions(report: Path, tmp_path: Path, monkey
 
 def test_without_nsys_the_way_out_is_told(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "none"))
-    with pytest.raises(TraceError, match=r"there is no nsys here to export it.*NSYS=PATH"):
+    with pytest.raises(TraceError, match=r"there is no nsys here to export it.*NSYS=/path/to/nsys"):
         load_trace(report)
 
 

@@ -77,14 +77,14 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         # Of several models with a bucket each.
         ({"is_last": False, "bucket": 0, "last_bucket": 0}, "bucket 0 (61 MiB, embedding, norm) starts"),
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
-        ({"bytes": 12 * 2**10}, "Of so few bytes it is latency, which smaller buckets would not shorten."),
+        ({"bytes": 12 * 2**10}, "With so few bytes it is latency, which smaller buckets would not shorten."),
         ({"why": "queued"}, "It waits for earlier collectives on its stream: fewer bytes or a faster link would help."),
         ({"why": "queued", "knows_wait": False}, "or a faster link would help, if these transfer rather than wait."),
         (
             {"parameters": ("embedding",), "knows_wait": False},
             "or a faster link would hide more of it, if it is transfer.",
         ),
-        ({"bytes": 12 * 2**10, "knows_wait": False}, "Of so few bytes it is latency or waiting, which smaller buckets"),
+        ({"bytes": 12 * 2**10, "knows_wait": False}, "With so few bytes it is latency or waiting, which smaller"),
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
             {"why": "blocking_call", "blocking": "after_backward"},
@@ -260,8 +260,8 @@ def test_a_run_is_fastest_only_where_that_is_supported() -> None:
             "from that of naive."
         ),
         (
-            "No speed-up of flat is told: most of the difference from naive is compute, which no variant changes, as "
-            "on a machine that was busier."
+            "No speed-up of flat is reported: most of the difference from naive is compute, which no variant changes, "
+            "as on a machine that was busier."
         ),
     ]
 
@@ -304,7 +304,7 @@ def test_what_the_fastest_run_hides_is_left_out_where_it_is_not_known() -> None:
     ("last_steps", "said"),
     [
         ([0, 0], "No rank is late by more than the clocks' residual."),
-        ([0, 2], "Rank 1 arrives last in 2 of 10 steps, by 3.00 ms (median); so few do not exclude chance."),
+        ([0, 2], "Rank 1 arrives last in 2 of 10 steps, by 3.00 ms (median); too few to exclude chance."),
         ([3, 5], "No rank is last more often than chance explains; rank 1 is last most often, in 5 of 10 steps."),
         (
             [5, 5],

@@ -115,7 +115,10 @@ class Recording:
                 f"{'it' if is_lost.sum() == 1 else 'them'} have no activity, which the profiler lost"
             )
         if self.is_overlong.any():
-            notes.append(f"{_name_steps(names, self.is_overlong)} left out: an activity in it has an impossible end")
+            which = "it" if self.is_overlong.sum() == 1 else "them"
+            notes.append(
+                f"{_name_steps(names, self.is_overlong)} left out: an activity in {which} has an impossible end"
+            )
         if self.clocks_disagree:
             found = [
                 f"{count:,} of {of:,} {what}"

@@ -435,8 +435,8 @@ def align_unnumbered_steps(ranks: Sequence[RankSteps]) -> tuple[list[int], tuple
         return raised, ()
     least = min(raised)  # no key may be negative
     raised = [by - least if at in unnumbered else 0 for at, by in enumerate(raised)]
-    began = f"{shifted} of {len(ranks)} ranks began to record another number of steps earlier"
-    return raised, (f"steps have no numbers of their own; by the ends of collectives, {began}",)
+    began = f"{shifted} of {len(ranks)} ranks began to record some steps earlier or later than the first"
+    return raised, (f"steps have no numbers of their own and were aligned by the ends of collectives: {began}",)
 
 
 def _find_shift(first: RankSteps, rank: RankSteps) -> int:

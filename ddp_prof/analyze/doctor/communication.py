@@ -482,8 +482,8 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     launches = f", and their launches up to {(cost_ns - copies_ns) / 1e6:.2f} ms more" if cost_ns > copies_ns else ""
     return Finding(
         "copies out of buckets",
-        f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy; copies on "
-        f"the stream of compute take {copies_ns / 1e6:.2f} ms of {whole}{launches}.",
+        f"For {len(copied):,} of {needed:,} reductions of gradients, a memory copy is what needs the result first; "
+        f"copies on the stream of compute take {copies_ns / 1e6:.2f} ms of {whole}{launches}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
         cost_ns,

@@ -33,9 +33,9 @@ ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
 A setting is an argument of DistributedDataParallel, or an environment variable.
 """
 
-NOT_SIMULATED = "how much else would change with it is not in the trace"
+NOT_SIMULATED = "the trace does not tell what else this change would affect"
 NO_QUEUE = "what was launched before the collectives began before they could, so no queue of all streams held them up"
-NO_BOUND = "the trace does not tell how much of a step it takes"
+NO_BOUND = "the trace does not tell how much of a step this costs"
 MODEL_ERROR = 0.19
 """The error of a replayed gain against the gain that another capture then measured, as a fraction of the gain.
 

@@ -30,7 +30,7 @@ _LAUNCH_LESS = (
     "fewer waits for the device (.item(), .cpu(), print), so that the host runs ahead."
 )
 _MARK_STEPS = "Mark steps (--step-range) to see whether they wait for the host, or other work was done meanwhile."
-_LOAD_AHEAD = "Load and move data in other processes, ahead of the step that needs it."
+_LOAD_AHEAD = "If the host loads data then, load and move them in other processes, ahead of the step that needs them."
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
@@ -174,8 +174,8 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     where = "on the critical path" + (", or in the next step," if run.analysis.has_steps else "")
     return Finding(
         "launch-bound host",
-        f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is the host with its launches: what came "
-        f"next {where} could not begin before it was launched.",
+        f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is time in which the device waits for "
+        f"launches: what came next {where} could not begin before the host had launched it.",
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
         tuple(dict.fromkeys(path.rank for path, _, _ in late)),
         tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),
@@ -240,8 +240,8 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
     outside = [median_or_zero(facts.outside_ns) for facts in run.facts]
     lengths = [median_or_zero(rank.lengths_ns) for rank in run.overlap.ranks]
     evidence = (
-        "{} of a typical step, {}, lies outside of forward, backward, synchronize, optimizer and communication: the "
-        "host prepares work meanwhile."
+        "{} of a typical step, {}, lies outside of forward, backward, synchronize, optimizer and communication: no "
+        "range tells what the host does then, such as loading data."
     )
     return _name_late_hosts(run, outside, lengths, evidence, _LOAD_AHEAD)
 

@@ -415,7 +415,9 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     if not alone_ns[alone[compared]].sum():
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
     if done_ns[compared].sum() <= 0:
-        return Contention(reason="the compared kernels were as long without communication as they are alone")
+        return Contention(
+            reason="the compared kernels ran as long outside of communication as all their work takes alone"
+        )
     # By step and kind of kernels: the compared time beside communication, what it takes alone, and all such time.
     names, kind = np.unique([kind_of_compute(name) for name, _ in keys], return_inverse=True)
     kind, kinds = kind[kernel], range(len(names))

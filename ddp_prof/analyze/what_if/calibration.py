@@ -20,8 +20,8 @@ LEAST_DIFFERENCE = 0.05
 """The communication that the captures overlap must differ by this fraction of the time up to the end of backward."""
 
 TOO_ALIKE = (
-    "both captures hide about as much communication, {one:.1f} and {other:.1f} ms per step, so what it slows does not "
-    "show: calibrate with one that waits for each collective, such as naive"
+    "both captures hide about as much communication, {one:.1f} and {other:.1f} ms per step, so by how "
+    "much it slows compute does not show: calibrate with a capture that waits for each collective, such as naive"
 )
 IMPOSSIBLE = (
     "the two captures differ by more than communication explains ({share:.0f} % of the time beside it): record both "

@@ -21,7 +21,8 @@ _PADDING = 0.01
 NO_RANKS = "no rank was recorded in it: capture a step of training"
 QUEUED = (
     "up to {at_once} of its collectives of gloo run at once and share cores, so their times say nothing of one alone: "
-    "capture one that waits for each, such as naive, and give it to 'ddp-prof whatif --calibrate'"
+    "capture the job with all-reduces that wait for each other, such as naive, and give that to "
+    "'ddp-prof whatif --calibrate'"
 )
 SHARED = "its ranks share a GPU and take turns on it, so its times are no link's: capture it with a GPU for each rank"
 ALONE = "it has one rank, which has nobody to communicate with: capture it with several ranks"

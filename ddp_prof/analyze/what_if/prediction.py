@@ -78,12 +78,17 @@ NOT_DIVIDED = "single gradients are not known, and today's buckets are larger: g
 NO_COPIES = "nothing is copied out of buckets, as with gradient_as_bucket_view: capture it without that to compare"
 ONE_RANK = "one rank does not tell what its collectives wait for and what they transfer: give the captures of all ranks"
 SOME_RANKS = (
-    "{ranks} of {world} ranks do not tell how long their collectives wait for the others: give the captures of all "
-    "ranks (of many files the first {files} are looked at, so of at most so many)"
+    "how long collectives wait for other ranks is not known, as only {ranks} of {world} ranks were read: give the "
+    "captures of all ranks"
 )
+MANY_RANKS = (
+    "how long collectives wait for other ranks is not known, as only {ranks} of {world} ranks were read: with a "
+    "file for each rank, at most {files} are"
+)
+"""Said instead of :data:`SOME_RANKS` where more files would not be read."""
 NO_TRANSFERS = (
-    "the shortest parts of its collectives, which wait for no rank, are on no line by their size: give captures of all "
-    "ranks that were recorded at the same time"
+    "the shortest duration of its collectives over all ranks does not grow with their size, so what a transfer alone "
+    "takes is not known: give captures of all ranks that were recorded at the same time"
 )
 SAME_RANKS = "it has that many ranks today, so nothing changes"
 IS_HALF = "its gradients are sent with two bytes a number today, as the names of NCCL's kernels say"
@@ -438,7 +443,8 @@ class Predictor:
             if ranks < 2:
                 return ONE_RANK
             if ranks < world:
-                return SOME_RANKS.format(ranks=ranks, world=world, files=MOST_FILES)
+                some = MANY_RANKS if ranks >= MOST_FILES else SOME_RANKS
+                return some.format(ranks=ranks, world=world, files=MOST_FILES)
             if question.kind == WAITS and self.transfers is None:
                 shared = self.shared_steps or 0
                 return FEW_SHARED.format(shared=shared, least=LEAST_STEPS) if shared < LEAST_STEPS else NO_TRANSFERS

@@ -83,7 +83,7 @@ def collectives_view(
         )
     steps = len(run.step_names)
     if is_summed and rows and steps > 1:
-        notes.insert(0, f"times are in all, summed over {steps} steps; of each step: --by step")
+        notes.insert(0, f"times are totals over {steps} steps; for each step: --by step")
     # A person can read hundreds of collectives of a few ranks one by one, but not those of hundreds of ranks.
     digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
     return TableView(title, rows, notes, lambda: _document(run, result, headline), shown, digest=digest)

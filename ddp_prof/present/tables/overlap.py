@@ -42,7 +42,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None 
     if by_step:
         notes += _window_notes(result)
     if not by_step and any(len(rank.steps) > 1 for rank in result.ranks):
-        notes.append("times of a rank are in all, over its steps and what lies outside of them; of each step: --steps")
+        notes.append("times of a rank are totals over its steps and what lies outside of them; for each step: --steps")
     if by_step and (twice_ns := sum(rank.overlapping_windows_ns for rank in result.ranks)):
         notes.append(
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
@@ -171,7 +171,9 @@ def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
             unknown[rank.dependencies.reason] = " for some steps" if is_known else ""
     reasons += [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
-        reasons.append(f"blocking is that of streams; the host waited for a collective {count_noun(hosts, 'time')}")
+        reasons.append(
+            f"blocking is that of streams; the host also waited for a collective {count_noun(hosts, 'time')}"
+        )
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     return [*first, *reasons, *outliers, *_differences(result), *result.step_notes, *result.warnings]
 

@@ -112,7 +112,7 @@ def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
         "change_high_ms": ms(one.high_ns),
         "whole_step_ms": ms(whole),
         "verdict": one.verdict,
-        "why": one.reason if one.beyond_ns is None else f"{one.reason} (the line would say {_signed(one.beyond_ns)})",
+        "why": one.reason if one.beyond_ns is None else f"{one.reason} (extrapolated: {_signed(one.beyond_ns)})",
     }
 
 
@@ -141,6 +141,6 @@ def _headline(found: RunPrediction) -> str:
     return (
         f"{answer} Based on {count_noun(found.steps, 'step')} of {who}: {size(sum(found.bucket_bytes))} in "
         f"{count_noun(len(found.bucket_bytes), 'bucket')} ({units}; by {found.sizes_from}); a collective takes "
-        f"{milliseconds(round(link.overhead_ns))} and {per_mib:.3g} ms per MiB; today's step, simulated, is "
+        f"{milliseconds(round(link.overhead_ns))} plus {per_mib:.3g} ms per MiB; today's step, simulated, is "
         f"off by {off}."
     )

@@ -53,7 +53,7 @@ def test_steps_that_begin_apart_are_recognised(first: int, second: int, epoch: i
     own, other = run.ranks
     assert (own.step_keys - first).tolist()[0] == (other.step_keys - second).tolist()[0]
     assert len(run.matches) == len(LENGTHS) - max(first, second)
-    assert any("another number of steps earlier" in warning for warning in run.warnings)
+    assert any("some steps earlier or later" in warning for warning in run.warnings)
 
 
 @pytest.mark.parametrize("epoch", [None, 5], ids=["no numbers", "numbers that come again"])
@@ -65,8 +65,8 @@ def test_overlap_and_collectives_call_a_step_the_same(first: int, second: int, e
     of_overlap = [[step.step_key for step in rank.steps] for rank in overlap.ranks]
     assert of_overlap == [rank.step_keys.tolist() for rank in run.ranks]
     assert [rank.step_names for rank in overlap.ranks] == [rank.step_names for rank in run.ranks]
-    notes = [warning for warning in overlap.warnings if "another number of steps earlier" in warning]
-    assert notes == [warning for warning in run.warnings if "another number of steps earlier" in warning]
+    notes = [warning for warning in overlap.warnings if "some steps earlier or later" in warning]
+    assert notes == [warning for warning in run.warnings if "some steps earlier or later" in warning]
 
 
 @pytest.mark.parametrize("epoch", [None, 5], ids=["no numbers", "numbers that come again"])

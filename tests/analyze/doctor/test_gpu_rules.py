@@ -266,7 +266,7 @@ def test_copies_out_of_buckets() -> None:
     (finding,) = diagnose(training(consumer="memcpy").trace()).findings
     assert finding.rule == "copies out of buckets"
     assert finding.evidence.startswith(
-        f"{4 * STEPS} of {4 * STEPS} reductions of gradients are needed first by a memory"
+        f"For {4 * STEPS} of {4 * STEPS} reductions of gradients, a memory copy is what needs the result first"
     )
     assert "gradient_as_bucket_view" in finding.advice
 
@@ -453,12 +453,12 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
             device.launch(1_000, 7, MS, is_collective=False)
             device.synchronize(1_000)
     (finding,) = [one for one in diagnose(device.trace()).findings if one.rule == "launch-bound host"]
-    assert finding.evidence.startswith("62% of a typical step, 8.00 ms, is the host")
+    assert finding.evidence.startswith("62% of a typical step, 8.00 ms, is time in which the device waits")
     assert "or in the next step" in finding.evidence
     without_steps = diagnose(replace(device, ranges=[]).trace()).findings
     assert [(one.rule, "next step" in one.evidence) for one in without_steps] == [("launch-bound host", False)]
     assert without_steps[0].advice.startswith("Mark steps (--step-range) to see whether they wait for the host")
-    assert finding.advice.startswith("Load and move data in other processes")
+    assert finding.advice.startswith("If the host loads data then, load and move them in other processes")
 
 
 def test_what_the_host_costs_counts_beside_a_copy_that_no_step_waits_for() -> None:

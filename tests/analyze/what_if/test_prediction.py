@@ -302,14 +302,20 @@ class TestWaits:
         one = replace(JOB.capture(buckets_of(10)), world_size=4)
         found = ask_of(one, one, asked=self.ASKED).predictions
         assert [two.verdict for two in found] == [REFUSED, REFUSED]
-        assert "2 of 4 ranks" in str(found[0].reason)
+        assert "2 of 4 ranks were read: give the captures of all ranks" in str(found[0].reason)
+
+    def test_who_gave_all_files_that_are_read_is_not_asked_for_more(self) -> None:
+        one = replace(JOB.capture(buckets_of(10)), world_size=64)
+        found = ask_of(*[one] * MOST_FILES, asked=self.ASKED).predictions
+        assert {two.verdict for two in found} == {REFUSED}
+        assert "8 of 64 ranks were read: with a file for each rank, at most 8 are" in str(found[0].reason)
 
     def test_all_ranks_whose_transfers_are_on_no_line_are_not_asked_for_all_ranks(self) -> None:
         one = replace(JOB.capture(buckets_of(10)), world_size=2)
         took_ns = np.where(one.bytes > np.median(one.bytes), 10**4, 10**8)  # large ones take least
         other = replace(one, end_ns=one.start_ns + took_ns)
         waits, without = ask_of(one, other, asked=self.ASKED).predictions
-        assert (waits.verdict, "are on no line" in str(waits.reason)) == (REFUSED, True)
+        assert (waits.verdict, "does not grow with their size" in str(waits.reason)) == (REFUSED, True)
         assert without.verdict == GAIN
 
 
