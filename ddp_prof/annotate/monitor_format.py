@@ -12,3 +12,10 @@ LIMITS = {
 }
 """The limits that may be set: their names in ``ddp-prof check``, and the names of the same limits in
 :class:`.Requirements`, which are in ns."""
+FIRST = 10
+"""The step of the first measurement, because the first steps of a job are not typical."""
+
+
+def first_step(every: int) -> int:
+    """Return the step of the first measurement: :data:`FIRST`, or ``every`` if that is less."""
+    return min(FIRST, every)

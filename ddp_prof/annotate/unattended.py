@@ -101,7 +101,7 @@ class _Recording:
         self._steps = CountedSteps(self._at_step)
         self._rank = 0
         self._profile: profile | None = None
-        self._is_free = True  # False while our profiler starts, and for good after the program has started its own
+        self._is_free = True  # False while our profiler starts, and for good once it or the program's own has recorded
         self._thread, self._of_thread = 0, threading.local()
 
     def stop_for_own_profiler(self) -> None:
@@ -111,7 +111,10 @@ class _Recording:
             if self._profile is not None:
                 self._profile.stop()
                 self._profile = None
-            sys.stderr.write("ddp-prof: the program records by torch.profiler itself: read its files, or use nsys\n")
+            sys.stderr.write(
+                "ddp-prof: the program starts its own torch.profiler, so ddp-prof records nothing: read the traces of "
+                "the program, or capture with --profiler nsys\n"
+            )
 
     def begin(self) -> None:
         """Begin step 0, at the first sign of training; later calls do nothing."""
@@ -162,8 +165,13 @@ class _Recording:
         recorded, self._profile = self._profile, None
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
+        if recorded is not None:
+            self._is_free = False  # a profiler that the program starts now disturbs nothing
         if recorded is not None and not RECORDS_ALL_THREADS and self._thread != threading.get_ident():
-            sys.stderr.write("ddp-prof: the thread that trains did not end, so the trace of this rank is not written\n")
+            sys.stderr.write(
+                "ddp-prof: the thread that trains did not end, so the trace of this rank is not written: give --steps, "
+                "as 1:10, whose end the program reaches\n"
+            )
             recorded = None
         self._steps.mark_unfinished()
         if recorded is not None:

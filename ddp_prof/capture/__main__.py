@@ -13,7 +13,7 @@ from ddp_prof.train.launch import run_program
 
 def run() -> None:
     if sys.argv[1:] == ["--nsys"]:
-        nsys, _ = choose_nsys("nsys", os.environ, may_fetch=True)
+        nsys, _ = choose_nsys("nsys", os.environ, may_fetch=True, instead="PROFILER=kineto")
         sys.stdout.write(f"{nsys.path if nsys else ''}\n")
     else:
         sys.stdout.write(capture(sys.argv[1:], os.environ) + "\n")

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.capture.preflight import find_doubts, find_interpreter, why_no_ranges
+from ddp_prof.capture.preflight import FIRST_SILENT_NVTX, LAST_OLD_NSYS, find_doubts, find_interpreter, why_no_ranges
 from ddp_prof.capture.processes import run, run_tethered, scratch_folder
 from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys, by_number, find_nsys
@@ -249,8 +249,10 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
 
     files = job.traces
     if not files:
-        ends = "a program that is ended, or calls os._exit, needs --steps, as 1:10"
-        hint = f"did it train anything (DDP, FSDP2 or backward), and end by itself? {ends}"
+        hint = (
+            "did the program train anything (DDP, FSDP2 or backward), reach the first step of --steps, and end by "
+            "itself? a program that is killed, or calls os._exit, needs --steps, as 1:10"
+        )
         raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
     contents = contents or [take_inventory(load_trace(file)) for file in files]
     # Count steps and kernels of each rank, over all files.
@@ -270,24 +272,27 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
     if not any(name.startswith((f"{STEP}|", BACKWARD)) for name in names):
         if job.nsys is None:
             return ["no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"]
-        here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
-        need = "the program's Python needs the package nvtx (with nsys up to 2023.4, nvtx older than 0.2.12)"
-        return [f"no range arrived: {need} ({here})"]
+        return [f"no range arrived: {_why_no_range(job.nsys, is_variant=job.ranks is not None)}"]
     # Ranks, steps, kernels and collectives that should be there.
     losses = []
     expected = job.ranks if job.ranks is not None else () if job.part else range(world)
     if missing := set(expected) - ranks:
-        losses.append(f"rank {_format_ranks(missing)} is not in the capture: it was killed, or ran elsewhere")
+        absent, pronoun = ("is", "it") if len(missing) == 1 else ("are", "they")
+        why = f"{pronoun} may have been killed, have called os._exit, have trained nothing, or have run elsewhere"
+        losses.append(f"{_format_ranks(missing)} {absent} not in the capture: {why}")
     most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have at least one step
     if incomplete := {rank for rank in ranks if steps[rank] < most}:
-        uneven = ", or it made fewer than others" if job.ranks is None else ""  # our variants' ranks make the same
-        losses.append(f"steps of rank {_format_ranks(incomplete)} are missing{uneven}")
+        # The ranks of our variants make the same number of steps.
+        uneven = f", or {'it' if len(incomplete) == 1 else 'they'} made fewer than the other ranks"
+        losses.append(f"steps of {_format_ranks(incomplete)} are missing{uneven if job.ranks is None else ''}")
     without_kernels = {rank for rank in ranks if not kernels[rank]}
     if job.on_gpus and (not has_kernels or without_kernels):
-        whose = f" of rank {_format_ranks(without_kernels)}" if has_kernels else ""
-        losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
+        whose = f" of {_format_ranks(without_kernels)}" if has_kernels else ""
+        losses.append(
+            f"no kernels arrived{whose}: did the program use the GPUs, and does this profiler fit the driver?"
+        )
     if job.ranks is None and not job.part and len(marked) < 2 and world < 2:
-        several = "does its launcher start several that train (DDP, FSDP2 or backward)?"
+        several = "does the launcher start several that train (DDP, FSDP2 or backward)?"
         losses.append(f"only one process was recorded: {several}")
     elif job.ranks is None and job.nsys and not (job.on_gpus or has_kernels or has_collectives):
         seen = "on a CPU nsys sees those of DistributedDataParallel and FSDP2 only"
@@ -295,8 +300,20 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
     return losses
 
 
+def _why_no_range(nsys: Nsys, *, is_variant: bool) -> str:
+    """Return what may keep all ranges of a program out of a report of nsys; one of our variants has trained surely."""
+    last_old = ".".join(map(str, LAST_OLD_NSYS))
+    package = f"the package nvtx (with nsys up to {last_old}, nvtx older than {FIRST_SILENT_NVTX})"
+    needed = f"the program's Python needs {package}, or torch with CUDA; nsys here is {nsys.version}"
+    if is_variant:
+        return needed
+    trained = "did the program train with torch's DDP, FSDP2 or optimizers, and reach the first step of --steps?"
+    return f"{trained} if so, {needed}; --profiler torch needs neither"
+
+
 def _format_ranks(ranks: Collection[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
+    """Return ``rank 3``, or ``ranks 0, 2``."""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _program_name(program: Sequence[str]) -> str:
@@ -384,7 +401,12 @@ def read_place(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def choose_nsys(
-    profiler: str, environ: Mapping[str, str], *, is_preferred: bool = True, may_fetch: bool = False
+    profiler: str,
+    environ: Mapping[str, str],
+    *,
+    is_preferred: bool = True,
+    may_fetch: bool = False,
+    instead: str = "--profiler torch",
 ) -> tuple[Nsys | None, str]:
     """Return the nsys that is to record, or ``None`` for torch.profiler, and the reason of the choice.
 
@@ -393,6 +415,7 @@ def choose_nsys(
         environ: The environment; ``NSYS`` in it may name the nsys.
         is_preferred: Whether nsys is better than torch.profiler here, as it is on a GPU.
         may_fetch: Whether nsys may be installed by :data:`INSTALLER` if there is none.
+        instead: How the user of the caller chooses torch.profiler, for the error message.
 
     Raises:
         WorkloadError: ``profiler`` is ``nsys`` and there is none.
@@ -408,13 +431,13 @@ def choose_nsys(
     hint = f"NSYS={chosen} does not run: correct it or unset it" if chosen else "set NSYS=/path/to/nsys"
     if profiler == "nsys":
         if nsys is None:
-            raise WorkloadError(f"no nsys on PATH nor in the usual places: {hint}, or choose torch.profiler")
+            raise WorkloadError(f"no nsys on PATH nor in the usual places: {hint}, or choose {instead}")
         return nsys, "as requested"
     if nsys is None:
         return None, f"there is no nsys here: {hint}"
     if not is_preferred:
-        return None, "there is no GPU here, and it records more of a CPU than nsys"
-    return nsys, "it records more of a GPU than torch.profiler"
+        return None, "no GPU is visible here, and torch.profiler records more of a CPU than nsys does"
+    return nsys, "nsys records more of a GPU than torch.profiler does"
 
 
 def installed(package: str) -> str:

@@ -75,14 +75,19 @@ def _new_folder(root: Path) -> tuple[Path, int]:
 
     Tries again if another run removes the folder before it is locked. Raises WorkloadError if that never succeeds.
     """
+    reason = "other programs removed it"
     for _ in range(10):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
-        with suppress(OSError):
+        try:
             lock = _lock(folder)
-            if folder.exists():
-                return folder, lock
-            os.close(lock)  # another run removed it as the folder of a killed run
-    raise WorkloadError(f"no folder in {root} can be locked: is it on a file system without locks?")
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            continue
+        if folder.exists():
+            return folder, lock
+        os.close(lock)  # another run removed it as the folder of a killed run
+    hint = f"{root} must be on a file system with locks (flock), as local ones are"
+    raise WorkloadError(f"a folder in {root} cannot be locked ({reason}): {hint}")
 
 
 def _lock(folder: Path) -> int:

@@ -338,7 +338,9 @@ def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | Non
         raise UsageError(f"PROFILER={profiler}: choose nsys, kineto, none or auto")
     if profiler == "none":
         return None, None
-    nsys, why = choose_nsys("torch" if profiler == "kineto" else profiler, environ, may_fetch=True)
+    nsys, why = choose_nsys(
+        "torch" if profiler == "kineto" else profiler, environ, may_fetch=True, instead="PROFILER=kineto"
+    )
     if nsys is not None:
         return nsys, f"nsys {nsys.version}"
     if profiler == "auto":

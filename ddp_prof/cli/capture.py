@@ -99,10 +99,10 @@ def capture(
         say(" ".join(map(shell_quote, job.command)))
         return
     if every:
-        _monitor_job(context, job)
+        _monitor_job(context, job, every)
         return
     recorder = f"nsys {job.nsys.version}" if job.nsys else "torch.profiler"
-    say(f"recorded by {recorder} ({why}):", err=True)
+    say(f"recording by {recorder} ({why}):", err=True)
     say("  " + " ".join(map(shell_quote, job.command)), err=True)
     for doubt in job.doubts:
         say(f"warning: {doubt}", err=True)
@@ -122,7 +122,10 @@ def capture(
             return
         raise
     if job.part:
-        say(f"{files[0]} is a part: read all of them by 'ddp-prof overlap {folder}'", err=True)
+        kind, number = job.part.lstrip(".")[:4], job.part[5:]
+        recorded = f"rank {number}" if kind == "rank" else f"the ranks of node {number}"
+        together = f"read all files with 'ddp-prof overlap {shell_quote(folder)}'"
+        say(f"recorded {recorded}: when the other {kind}s have ended, too, {together}", err=True)
         return
     say(f"{len(files)} trace{'s' if len(files) > 1 else ''} in {folder}", err=True)
     try:
@@ -134,10 +137,13 @@ def capture(
         say(f"no summary: {error}", err=True)
 
 
-def _monitor_job(context: click.Context, job: Job) -> None:
-    """Run a program with a monitor in it, then show the job's course from the log, which may hold earlier runs."""
+def _monitor_job(context: click.Context, job: Job, every: str) -> None:
+    """Run a program with a monitor in it, then show the job's course from the log, which may hold earlier runs.
+
+    ``every`` is the value of ``--every``, as ``STEPS:COUNT``.
+    """
     from ddp_prof.capture.job import run_job
-    from ddp_prof.monitor.log import load_log, log_in
+    from ddp_prof.monitor.log import load_log, log_in, steps_of_first
     from ddp_prof.monitor.report import monitor_view
     from ddp_prof.present.table import TableOptions, show
 
@@ -148,5 +154,7 @@ def _monitor_job(context: click.Context, job: Job) -> None:
     try:
         show(TableOptions(quiet=is_quiet()), [monitor_view(load_log(log))])
     except FileNotFoundError:
-        say("nothing was measured: the first measurement is at step 10, of a program that trains", err=True)
+        steps = steps_of_first(*map(int, every.split(":")))
+        few = f"the program made fewer than the {steps} optimizer steps that the first measurement needs"
+        say(f"nothing was measured: {few}, was killed or called os._exit, or a warning above says why", err=True)
         context.meta[EXIT_CODE] = code or NOTHING_RECORDED

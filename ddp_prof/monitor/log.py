@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_prof.annotate.monitor_format import LOG_NAME
+from ddp_prof.annotate.monitor_format import LOG_NAME, first_step
 from ddp_prof.bounded_file import read_at_most
 from ddp_prof.errors import TraceError
 from ddp_prof.monitor.record import SCHEMA
@@ -29,6 +29,11 @@ class MonitorLog:
 def log_in(folder: Path) -> Path:
     """Return the log in a monitor's folder."""
     return folder / LOG_NAME
+
+
+def steps_of_first(every: int, steps: int) -> int:
+    """Return how many steps a job makes until its first measurement, of ``steps`` steps after warm-up, is complete."""
+    return first_step(every) + 1 + steps  # 1 for warm-up
 
 
 def load_log(file: Path) -> MonitorLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import multiprocessing.util
 import os
@@ -71,6 +72,40 @@ def test_a_program_that_trains_in_a_thread(thread: str, tmp_path: Path) -> None:
     assert [step.step for step in rank.marked_steps] == ([2] if thread == "is given DDP" else [1, 2])
     events = json.loads(gzip.decompress((tmp_path / "x.rank0.json.gz").read_bytes()))["traceEvents"]
     assert sum(event["name"] == "AddmmBackward0" for event in events) == 3
+
+
+def _profile_itself(trace: str, steps: str, rank: int, world: int, directory: str) -> bool:
+    """Train four steps, and record a fifth by a torch.profiler of the program; return whether it is told that."""
+    import torch
+
+    from ddp_prof.annotate import unattended
+
+    os.environ |= {"DDP_PROF_TRACE": trace, "DDP_PROF_STEPS": steps}
+    sys.stderr = told = io.StringIO()
+    unattended.start()
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+
+    train(4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        train(1)
+    multiprocessing.util._exit_function()
+    return "the program starts its own torch.profiler" in told.getvalue()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("steps", "is_recorded"), [("1:3", True), ("1:9", False), ("6:9", False)])
+def test_a_profiler_of_the_program_ends_what_is_not_yet_written(steps: str, is_recorded: bool, tmp_path: Path) -> None:
+    """A program whose steps 1 and 2 were recorded, and which profiled itself later, was told to read its own files."""
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    assert fork_ranks(partial(_profile_itself, str(tmp_path / "x"), steps), 1) == [not is_recorded]
+    assert (tmp_path / "x.rank0.json.gz").exists() == is_recorded
 
 
 WITHOUT_OPTIMIZER = """

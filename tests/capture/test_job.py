@@ -19,7 +19,7 @@ import pytest
 
 import ddp_prof as dp
 from ddp_prof.capture import job
-from ddp_prof.capture.job import Job, export_reports, find_losses
+from ddp_prof.capture.job import Job, choose_nsys, export_reports, find_losses
 from ddp_prof.capture.processes import _find_marked_processes
 from ddp_prof.capture.variant import LOST_RACE
 from ddp_prof.errors import WorkloadError
@@ -215,7 +215,7 @@ def test_a_program_that_profiles_itself_is_left_to_it(tmp_path: Path) -> None:
         f"recorded.export_chrome_trace({str(own)!r})\n"
     )
     record_ranks(program, tmp_path, world=1)
-    assert "records by torch.profiler itself" in errors.read_text()
+    assert "the program starts its own torch.profiler, so ddp-prof records nothing" in errors.read_text()
     assert b"AddmmBackward0" in own.read_bytes() or b"backward" in own.read_bytes()
     assert not [*tmp_path.glob("train*")]
 
@@ -573,11 +573,12 @@ def test_a_monitor_measures_a_program_that_knows_nothing_of_us(tmp_path: Path) -
 
 def test_a_monitor_that_measured_nothing_is_told(tmp_path: Path) -> None:
     done = subprocess.run(
-        [DDP_PROF, "capture", "--every", "6", "-o", tmp_path, "--", sys.executable, "-c", "print(7)"],
+        [DDP_PROF, "capture", "--every", "6:2", "-o", tmp_path, "--", sys.executable, "-c", "print(7)"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "7\n")
-    assert done.stderr.splitlines()[-1].startswith("nothing was measured")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("nothing was measured: the program made fewer than the 9 optimizer steps"), "6, 1 and 2"
 
 
 @pytest.mark.parametrize(
@@ -653,7 +654,7 @@ def test_a_program_that_does_not_end_by_itself_is_recorded_until_a_step(tmp_path
     script.write_text(EXITS_AT_ONCE)
     done = run_nsys([DDP_PROF, "capture", *options, "--", sys.executable, script])
     assert done.returncode == 1
-    assert "a program that is ended, or calls os._exit, needs --steps" in done.stderr
+    assert "a program that is killed, or calls os._exit, needs --steps" in done.stderr
     done = run_nsys([DDP_PROF, "capture", *options, "--steps", "1:3", "--", sys.executable, script, "train"])
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs(tmp_path / "out")
@@ -661,7 +662,8 @@ def test_a_program_that_does_not_end_by_itself_is_recorded_until_a_step(tmp_path
 
 
 NSYS = Nsys("/opt/nsys", "2022.4.2.1")
-LOST = "rank 2, 3 is not in the capture: it was killed, or ran elsewhere"
+WHY_LOST = "may have been killed, have called os._exit, have trained nothing, or have run elsewhere"
+LOST = f"ranks 2, 3 are not in the capture: they {WHY_LOST}"
 
 
 @pytest.mark.parametrize(
@@ -670,9 +672,10 @@ LOST = "rank 2, 3 is not in the capture: it was killed, or ran elsewhere"
         ({0: 2, 1: 2}, {0, 1}, []),
         ({0: 2, 1: 2}, {0, 1, 2, 3}, [LOST]),
         ({0: 2, 1: 2}, set(), []),
-        ({0: 2}, None, ["rank 1 is not in the capture: it was killed, or ran elsewhere"]),  # of the two it speaks of
+        ({0: 2}, None, [f"rank 1 is not in the capture: it {WHY_LOST}"]),  # of the two it speaks of
         ({0: 2, 1: 1, 2: 2}, {0, 1, 2}, ["steps of rank 1 are missing"]),
-        ({0: 2, 1: 1, 2: 2}, None, ["steps of rank 1 are missing, or it made fewer than others"]),
+        ({0: 2, 1: 1, 2: 2}, None, ["steps of rank 1 are missing, or it made fewer than the other ranks"]),
+        ({0: 2, 1: 1, 2: 0}, None, ["steps of ranks 1, 2 are missing, or they made fewer than the other ranks"]),
     ],
 )
 def test_ranks_and_steps_that_did_not_arrive_are_missed(
@@ -685,7 +688,7 @@ def test_ranks_and_steps_that_did_not_arrive_are_missed(
 def test_a_process_alone_is_told_from_a_run_without_communication(tmp_path: Path) -> None:
     exported(tmp_path / "x.sqlite", {0: 2}, world=1)
     (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False))
-    assert loss == "only one process was recorded: does its launcher start several that train (DDP, FSDP2 or backward)?"
+    assert loss == "only one process was recorded: does the launcher start several that train (DDP, FSDP2 or backward)?"
     assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks={0})) == [], "it was asked for"
 
 
@@ -705,7 +708,52 @@ def test_kernels_are_missed_on_gpus_alone(tmp_path: Path) -> None:
 def test_without_a_range_the_loss_names_the_package(tmp_path: Path) -> None:
     exported(tmp_path / "x.sqlite", {})
     (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks={0}))
-    assert loss.startswith("no range arrived: the program's Python needs the package nvtx (with nsys")
+    package = "the program's Python needs the package nvtx (with nsys up to 2023.4, nvtx older than 0.2.12)"
+    assert loss == f"no range arrived: {package}, or torch with CUDA; nsys here is 2022.4.2.1"
+    # Any program may also have trained nothing: that was left out, and the nvtx of another Python was named as its own.
+    (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False))
+    assert loss.startswith("no range arrived: did the program train with torch's DDP, FSDP2 or optimizers")
+    assert package in loss
+    assert loss.endswith("; --profiler torch needs neither")
+
+
+def test_a_missing_nsys_names_the_way_that_the_command_has(tmp_path: Path) -> None:
+    """``capture`` has --profiler torch, ``profile_variant.sh`` has PROFILER=kineto."""
+    nowhere = {"PATH": str(tmp_path), "NSYS_SEARCH": "", "NSYS_PREFIX": str(tmp_path)}
+    with pytest.raises(WorkloadError, match=r"set NSYS=/path/to/nsys, or choose --profiler torch$"):
+        choose_nsys("nsys", nowhere)
+    with pytest.raises(WorkloadError, match=r"or choose PROFILER=kineto$"):
+        choose_nsys("nsys", nowhere, instead="PROFILER=kineto")
+
+
+def test_who_records_is_told_before_the_program_starts(tmp_path: Path) -> None:
+    """It was told as if the recording were over."""
+    done = run(
+        "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", sys.executable, "-c", "raise SystemExit(3)"
+    )
+    assert done.stderr.splitlines()[0] == "recording by torch.profiler (as requested):"
+
+
+@pytest.mark.parametrize(
+    ("part", "recorded"),
+    [("RANK", "rank 1: when the other ranks"), ("NODE", "the ranks of node 1: when the other nodes")],
+)
+def test_a_part_says_what_it_holds_and_when_to_read_all(
+    part: str, recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_by_torch(tmp_path / "1.json.gz", 1)
+    launcher = "torchrun" if part == "NODE" else "train"  # which torchrun starts on each node, and srun for each rank
+    script = tmp_path / launcher
+    script.write_text(f'#!/bin/sh\nmv "{tmp_path}/1.json.gz" "{tmp_path}/out/{launcher}.rank1.json.gz"\n')
+    script.chmod(0o755)
+    nodes = ["--nnodes", "2", "--node-rank", "1"] if part == "NODE" else []
+    if part == "RANK":
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--", script, *nodes)
+    assert done.exit_code == 0, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == f"recorded {recorded} have ended, too, read all files with 'ddp-prof overlap {tmp_path / 'out'}'"
 
 
 @pytest.mark.parametrize(

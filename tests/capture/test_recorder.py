@@ -1,14 +1,23 @@
-"""What records: the command line of nsys profile, by what a version can do, and the GPUs that a process sees."""
+"""What records: the command line of nsys profile, by what a version can do, and the GPUs that a process sees.
+
+And what keeps it from recording: a folder without locks, and a program into which ddp_prof cannot be loaded.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_prof.capture import job
-from ddp_prof.capture.job import profile_command, visible_gpus
+from ddp_prof.capture import job, processes
+from ddp_prof.capture.job import injection, profile_command, visible_gpus
+from ddp_prof.capture.processes import scratch_folder
+from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys
 
 ALWAYS = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true", "--output=x/flat"]
@@ -132,3 +141,28 @@ def test_a_gpu_that_is_hidden_is_none(monkeypatch: pytest.MonkeyPatch, visible: 
 def test_a_divided_gpu_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "_ask", lambda *question: DIVIDED if "-L" in question else ["A", "A"])
     assert visible_gpus({}) == ["A"]
+
+
+def test_a_folder_without_locks_is_told_with_the_reason_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(processes.fcntl, "flock", refuse)
+    monkeypatch.setattr(processes.tempfile, "mkdtemp", lambda **_: str(tmp_path))
+    with pytest.raises(WorkloadError) as raised, scratch_folder():
+        pass
+    why = "a folder in /tmp cannot be locked (No locks available): /tmp must be on a file system with locks"
+    assert str(raised.value).startswith(why)
+
+
+def test_a_program_into_which_it_cannot_be_loaded_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    environ = injection({"PYTHONPATH": str(tmp_path)}) | {"DDP_PROF_PACKAGE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; print(7)"], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "7\n"
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("ddp-prof could not be loaded into this program, so it sees none of its steps: FileNotFound")

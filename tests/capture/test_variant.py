@@ -143,7 +143,8 @@ def test_an_nsys_that_lost_a_race_with_itself_is_started_again(machine: Machine,
 def test_what_did_not_arrive_is_missed(machine: Machine) -> None:
     exported(machine.folder / "export.sqlite", {0: 1})
     code, _, complaint = machine.capture("overlap")
-    reason = "rank 1 is not in the capture: it was killed, or ran elsewhere"
+    why = "it may have been killed, have called os._exit, have trained nothing, or have run elsewhere"
+    reason = f"rank 1 is not in the capture: {why}"
     assert (code, complaint) == (1, f"profile_variant: error: overlap: {reason}: capture again\n")
     exported(machine.folder / "export.sqlite", {})
     code, _, complaint = machine.capture("overlap")
@@ -224,7 +225,7 @@ def test_on_gpus_the_way_out_of_a_loss_is_told(machine: Machine) -> None:
     exported(machine.folder / "export.sqlite", {0: 1, 1: 1}, lost_kernels=1)
     code, _, complaint = machine.capture("overlap")
     assert code == 1
-    assert "overlap: no kernels arrived of rank 1: did it use the GPUs" in complaint
+    assert "overlap: no kernels arrived of rank 1: did the program use the GPUs" in complaint
     assert "capture again, with CAPTURE_RANGE=none, another nsys" in complaint
 
 

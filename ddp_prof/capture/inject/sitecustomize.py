@@ -51,7 +51,8 @@ def mark() -> None:
         module = "trial" if "DDP_PROF_TRIAL" in os.environ else "unattended"
         importlib.import_module(f"ddp_prof.annotate.{module}").start()
     except Exception as error:  # must not stop the program
-        sys.stderr.write(f"ddp-prof: the program is not marked: {type(error).__name__}: {error}\n")
+        reason = f"{type(error).__name__}: {error}"
+        sys.stderr.write(f"ddp-prof could not be loaded into this program, so it sees none of its steps: {reason}\n")
 
 
 def run_original_sitecustomize() -> None:
