@@ -55,7 +55,7 @@ from ddp_prof.annotate.kept_traces import Keep, KeptTraces, name_of_trace
 from ddp_prof.annotate.log_file import LogFile
 from ddp_prof.annotate.log_targets import MlflowTarget, as_target, print_text
 from ddp_prof.annotate.messenger import Messenger
-from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME
+from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME, first_step
 from ddp_prof.annotate.recording import (
     RECORDS_ALL_THREADS,
     ProfilersOfProgram,
@@ -68,8 +68,6 @@ PYTHON_VARIABLE = "DDP_PROF_PYTHON"
 """Environment variable: the Python that runs the analysis if the job's Python lacks ddp_prof's dependencies.
 
 ``ddp-prof capture`` sets it."""
-FIRST = 10
-"""The step of the first measurement, because the first steps of a job are not typical."""
 ANALYSIS_S, GATHER_S, PATIENCE_S = 600.0, 120.0, 60.0
 """How long an analysis may take; how long rank 0 waits for the results of other ranks; how long a program that ends
 waits until everything is logged."""
@@ -83,7 +81,8 @@ _MOST_SENT = 4
 """Most results of a rank in the store, and most traces of it on disk, that rank 0 has not dealt with."""
 _ABSENT = "absent"
 """Stands for "no value" when the store is asked for a key, see :func:`_peek`."""
-_OWN_PROFILER = "the program records by torch.profiler itself"
+_OWN_PROFILER = "the program runs its own torch.profiler, which has priority"
+_NOT_MEASURED, _NOT_LOGGED = "is not measured", "is not logged"
 _QUIET_KINETO = "6"
 """Log level without the two lines that torch 2.13 prints for each recording; a level that is set stays."""
 _KEPT = "kept"
@@ -172,7 +171,7 @@ class Monitor:
             raise ValueError(f"every={every}, steps={steps}: give at least 1 step, and every >= steps + 2")
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)
         self._every, self._steps, self._step = every, steps, start
-        self._first = start + min(FIRST, every)
+        self._first = start + first_step(every)
         self._process = os.getpid()
         self._folder = Path(folder).absolute()
         self._lengths_ns: deque[int] = deque(maxlen=100)  # of the last steps that were not recorded
@@ -203,7 +202,7 @@ class Monitor:
             self._at_step(step)
         except Exception as error:  # training goes on
             why = f"{type(error).__name__}: {error}"
-            warn_once("step", f"step {step} is not measured: {why}")
+            _warn_of_step("step", self._measured, f"{_NOT_MEASURED}: {why}")
             with suppress(Exception):
                 self._drop()
                 self._reader.fail(self._measured, why)
@@ -240,19 +239,19 @@ class Monitor:
 
     def _begin(self) -> None:
         """Start the profiler for a measurement that begins with the current step; if it does not start, warn."""
+        self._measured = self._step
         if _watch_profilers().record:
-            warn_once("profiler", f"step {self._step} is not measured: {_OWN_PROFILER}")
+            _warn_of_step("profiler", self._step, f"{_NOT_MEASURED}: {_OWN_PROFILER}")
             self._reader.fail(self._step, _OWN_PROFILER)
             return
         before_ns = time.perf_counter_ns()
-        self._measured = self._step
         self._starts = True  # so that our own profiler is not taken for one of the program's
         try:
             started = make_profile(on_gpu=torch.cuda.is_available())
             started.start()
         except Exception as error:
             why = f"torch.profiler did not start: {type(error).__name__}: {error}"
-            warn_once("start", why)
+            _warn_of_step("start", self._step, f"{_NOT_MEASURED}: {why}")
             self._reader.fail(self._step, why)
             return
         finally:
@@ -297,7 +296,7 @@ class Monitor:
         """Stop measuring because the program starts its own torch.profiler: only one can record at a time."""
         if not self._starts and self._profile is not None:
             self._drop()
-            warn_once("dropped", f"step {self._step} is not measured: {_OWN_PROFILER}")
+            _warn_of_step("dropped", self._measured, f"{_NOT_MEASURED}: {_OWN_PROFILER}")
             self._reader.fail(self._measured, _OWN_PROFILER)
 
     def _finish(self) -> None:
@@ -356,7 +355,7 @@ class OnTraceReady:
                 return
             self._reader.read(_Recorded(step, trace, time.perf_counter_ns() - before_ns, None, ()))
         except Exception as error:  # training goes on
-            warn_once("step", f"step {step} is not logged: {type(error).__name__}: {error}")
+            _warn_of_step("step", step, f"{_NOT_LOGGED}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Wait until all is logged."""
@@ -378,7 +377,7 @@ def export(recorded: Any, folder: Path, step: int) -> Path:
 def warn_of_export(error: Exception, folder: Path, step: int) -> str:
     """Log a warning that the trace of a measurement was not written; return the text."""
     why = f"{folder / name_of_trace(step, _find_group().rank)} was not written: {error}"
-    warn_once("write", why)
+    _warn_of_step("write", step, f"{_NOT_MEASURED}: {why}")
     return why
 
 
@@ -414,10 +413,11 @@ class Reader:
         if unknown := {*(limits or {})} - {*LIMITS}:
             raise ValueError(f"limits: there is no {', '.join(sorted(unknown))}, only {', '.join(LIMITS)}")
         # Each target of records gets a thread of its own, and so does the alert.
-        logs = log if isinstance(log, (list, tuple)) else [print_text if log is None else log]
-        targets = [as_target(one) for one in logs if one is not None]
-        self._mlflow = [target for target in targets if isinstance(target, MlflowTarget)]
-        self._messengers = [Messenger(target, _not_passed_on(f"target {at}")) for at, target in enumerate(targets)]
+        logs = {f"log[{at}]": one for at, one in enumerate(log)} if isinstance(log, (list, tuple)) else {"log": log}
+        logs = {"log": print_text} if log is None else logs
+        targets = {name: as_target(one) for name, one in logs.items() if one is not None}
+        self._mlflow = [target for target in targets.values() if isinstance(target, MlflowTarget)]
+        self._messengers = [Messenger(target, _not_passed_on(name)) for name, target in targets.items()]
         self._alerts = Messenger(alert or _warn_of_limits, _not_passed_on("alert"))
         self._folder, self._keep, self._limits = folder, keep, dict(limits or {})
         self._traces, self._log_file = KeptTraces(folder, keep), LogFile(folder / LOG_NAME)
@@ -437,8 +437,8 @@ class Reader:
         """
         if self._tasks.qsize() >= _MOST_WAITING:
             recorded.trace.unlink(missing_ok=True)
-            why = "analyses take longer than the steps between them"
-            warn_once("late", f"step {recorded.step} is not logged: {why}")
+            why = "analyses take longer than the steps between measurements: measure less often"
+            _warn_of_step("late", recorded.step, f"{_NOT_LOGGED}: {why}")
             self.fail(recorded.step, why)
             return
         for target in self._mlflow:
@@ -501,7 +501,7 @@ class Reader:
             self._read(task, group)
         except Exception as error:  # training goes on
             if isinstance(task, _Recorded):  # else a warning has told already that the step is not measured
-                warn_once("read", f"step {task.step} is not logged: {type(error).__name__}: {error}")
+                _warn_of_step("read", task.step, f"{_NOT_LOGGED}: {type(error).__name__}: {error}")
 
     def _read(self, task: _Recorded | _Failed, group: _Group) -> None:
         """Analyse one measurement; send the result to rank 0, or on rank 0, gather all results and log them."""
@@ -553,7 +553,10 @@ class Reader:
     def _send(self, group: _Group, key: str, part: bytes) -> None:
         """Put ``part``, the result of this rank, into the store, and delete its oldest result if there are too many."""
         if group.store is None:
-            raise RuntimeError("there is no process group any more, over whose store rank 0 gathers")
+            raise RuntimeError(
+                "there is no torch process group, over whose store rank 0 gathers: measure after init_process_group() "
+                "and before destroy_process_group()"
+            )
         group.store.set(key, part)
         self._sent.append(key)
         if len(self._sent) > _MOST_SENT:  # rank 0 may not have measured
@@ -614,7 +617,7 @@ class Reader:
         asked = {"step": task.step, "started": self._started, "world": group.world, "limits": self._limits}
         text, error = self._analysis.run(scratch, "merge", json.dumps(asked), *files)
         if error is not None:
-            warn_once("merge", f"step {task.step} is not logged: {error}")
+            _warn_of_step("merge", task.step, f"{_NOT_LOGGED}: {error}")
             self._keep_only(self._traces.choose(task.step, None), task.step, group)
             return
         # Decide which traces stay, write the record, delete the other traces, and pass the record on.
@@ -624,7 +627,7 @@ class Reader:
         try:
             self._log_file.append(record)
         except OSError as failed:
-            warn_once("write", f"{self._log_file.file} was not written: {failed}")
+            _warn_of_step("write", task.step, f"is not in {self._log_file.file}: {failed}")
         self._keep_only(kept, task.step, group)
         for messenger in self._messengers:
             messenger.pass_on(record)
@@ -721,9 +724,14 @@ def warn_once(kind: str, text: str) -> None:
         _LOG.warning("ddp-prof monitor: %s", text)
 
 
+def _warn_of_step(kind: str, step: int, what: str) -> None:
+    """Do :func:`warn_once` for what happened to the measurement at ``step``, and say that no later one is named."""
+    warn_once(kind, f"step {step} {what} (said once: later measurements may be missing for the same reason)")
+
+
 def _not_passed_on(which: str) -> Callable[[int, str], None]:
-    """Return a function that warns that a record was not passed on; ``which`` is the kind for :func:`warn_once`."""
-    return lambda step, why: warn_once(which, f"step {step} was not passed on: {why}")
+    """Return a function that warns that a record was not passed on to ``which``, an argument of :class:`Monitor`."""
+    return lambda step, why: _warn_of_step(which, step, f"was not passed on to {which}: {why}")
 
 
 def _warn_of_limits(record: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from tests.ddp.gloo_ranks import run_ranks
 
 EVERY, STEPS = 6, 2
 MEASURED = [6, 12, 18]
+ONCE = " (said once: later measurements may be missing for the same reason)"
 
 
 def make_job() -> tuple[Any, torch.optim.Optimizer]:
@@ -197,7 +198,7 @@ def test_an_analysis_that_ends_early_is_one_warning(
     monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, script))
     train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "monitor"))
     (warning,) = warned.messages
-    assert warning.endswith(reason)
+    assert warning == f"ddp-prof monitor: step 6 is not logged: {reason}{ONCE}", "so is step 12"
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
@@ -218,10 +219,11 @@ def test_a_log_that_cannot_be_reached_is_one_warning_and_the_others_get_theirs(
         raise ConnectionError("no route to the tracker")
 
     got = list[int]()
-    train_alone(Monitor(EVERY, STEPS, folder=tmp_path, log=[unreachable, lambda record: got.append(record["step"])]))
+    logs = [None, unreachable, lambda record: got.append(record["step"])]
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path, log=logs))
     assert got == [6]
     (warning,) = warned.messages
-    assert warning.endswith("ConnectionError: no route to the tracker")
+    assert "step 6 was not passed on to log[1]: ConnectionError: no route to the tracker" in warning
 
 
 def test_the_program_s_own_profiler_has_priority(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
@@ -238,7 +240,9 @@ def test_the_program_s_own_profiler_has_priority(tmp_path: Path, warned: pytest.
         train_step(model, optimizer)
     watched.close()
     assert all(any("addmm" in event.name for event in recorded.events()) for recorded in (own, later))
-    assert [message.partition("step ")[2][:2] for message in warned.messages] == ["6 ", "13"]
+    due, recorded_first = (message.partition("step ")[2] for message in warned.messages)
+    why = f"is not measured: the program runs its own torch.profiler, which has priority{ONCE}"
+    assert (due, recorded_first) == (f"6 {why}", f"12 {why}"), "a measurement is named by its first step"
     assert not (tmp_path / "monitor").exists()
 
 
@@ -268,7 +272,7 @@ def test_ranges_for_another_profiler_have_priority(tmp_path: Path, warned: pytes
     with torch.autograd.profiler.emit_itt():
         assert watched._profile is None
         train_step(model, optimizer)
-    assert ["7 is not measured" in message for message in warned.messages] == [True]
+    assert ["step 6 is not measured" in message for message in warned.messages] == [True]
 
 
 @pytest.mark.parametrize("call", ["stop", "export_chrome_trace"])
@@ -285,8 +289,8 @@ def test_a_profiler_that_fails_is_one_warning(
     monkeypatch.setattr(profile, call, fail)
     train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "monitor"))
     (warning,) = warned.messages
-    assert "step" in warning
-    assert warning.endswith("CUPTI_ERROR_UNKNOWN")
+    assert warning.startswith("ddp-prof monitor: step 6 is not measured: ")
+    assert warning.endswith(f"CUPTI_ERROR_UNKNOWN{ONCE}")
 
 
 def test_without_recording_of_all_threads_another_thread_does_not_stop_it(
@@ -532,7 +536,7 @@ def with_a_rank_that_fails(folder: Path, what: str, rank: int) -> tuple[list[dic
     ("what", "said"),
     [
         ("export", "no space left on device"),
-        ("own profiler", "the program records by torch.profiler itself"),
+        ("own profiler", "the program runs its own torch.profiler"),
         ("end", "the job ended"),
     ],
 )
@@ -671,7 +675,20 @@ def test_an_analysis_that_is_stopped_is_ended_with_the_job(
     assert thread
     watched.close()
     thread.join()
-    assert warned.messages == ["ddp-prof monitor: step 6 is not logged: the job ended before its analysis did"]
+    assert warned.messages == [f"ddp-prof monitor: step 6 is not logged: the job ended before its analysis did{ONCE}"]
+
+
+def test_a_rank_without_a_process_group_has_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    """A rank that only its launcher names: it was told that there is no group *any more*, as if there had been one."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, 'touch "$5"'))
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "monitor"))
+    (warning,) = warned.messages
+    assert "step 6 is not logged: RuntimeError: there is no torch process group, over whose store" in warning
+    assert "measure after init_process_group() and before destroy_process_group()" in warning
 
 
 # A program's own profiler, and callbacks of trainers.
