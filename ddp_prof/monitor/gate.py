@@ -40,8 +40,10 @@ def check_log(log: MonitorLog, limits: Mapping[str, float]) -> tuple[TableView, 
     passed = bool(rows) and not failed and not unknown
     of_all = f"of {count_noun(len(rows), 'requirement')} in {count_noun(len(log.records), 'measurement')}"
     title = f"passed, all {of_all} met"
-    if not passed:
+    if failed:
         title = f"failed, {failed} {of_all} not met" + (f", {unknown} cannot be judged" if unknown else "")
+    elif not passed:
+        title = f"unknown, {unknown} {of_all} cannot be judged"
     bad = [row for row in rows if row["verdict"] != "passed"]
     document = {"schema": SCHEMA, "passed": passed, "log": str(log.file), "verdicts": rows, "warnings": [*log.notes]}
     return TableView(title, bad or rows[-len(limits) :], list(log.notes), document), passed
@@ -59,7 +61,7 @@ def _judge(record: Mapping[str, Any], name: str, limit: float) -> Row:
     value, rank = min(known, key=_first) if is_least else max(known, key=_first)
     is_met = value >= limit if is_least else value <= limit
     verdict = "passed" if is_met and len(known) == len(record["by_rank"]) else "failed" if not is_met else "unknown"
-    why = "" if verdict != "unknown" else "not known of every rank"
+    why = "" if verdict != "unknown" else "the known ranks meet the limit; not known of every rank"
     return {
         **row,
         "measured": value * scale,

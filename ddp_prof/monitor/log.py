@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_prof.annotate.monitor_format import LOG_NAME, first_step
 from ddp_prof.bounded_file import read_at_most
-from ddp_prof.errors import TraceError
+from ddp_prof.errors import TraceError, printable
 from ddp_prof.monitor.record import SCHEMA
 
 MOST_BYTES = 2**30
@@ -55,5 +55,6 @@ def load_log(file: Path) -> MonitorLog:
             unread += 1
     if not records:
         raise TraceError(file, "it holds no record of a monitor", _WAY_OUT)
-    notes = (f"{unread} lines are no records of this monitor, and are left out",) if unread else ()
+    what = f"{unread} line{'s' * (unread != 1)} without a record of a monitor: cut off, or of another version"
+    notes = (printable(f"{file}: left out {what}"),) if unread else ()
     return MonitorLog(file, tuple(records), notes)

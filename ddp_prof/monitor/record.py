@@ -256,7 +256,7 @@ def _text(record: Mapping[str, Any]) -> str:
     if record["comm_ns"] is not None and record["exposed_ns"] is not None:
         waits = "" if record["blocking_ns"] is None else f", {milliseconds(record['blocking_ns'])} blocking"
         exposed = f"{milliseconds(record['exposed_ns'])} exposed{waits}"
-        said.append(f"communication {milliseconds(record['comm_ns'])}, of it {exposed}")
+        said.append(f"communication {milliseconds(record['comm_ns'])}, of which {exposed}")
     if record["contention_ns"]:
         said.append(f"compute slowed by {milliseconds(record['contention_ns'])}")
     if (gain := record["schedule_gain_ns"]) is not None and record["step_ns"]:

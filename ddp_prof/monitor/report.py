@@ -9,7 +9,17 @@ from typing import Any
 
 from ddp_prof.columns import Row
 from ddp_prof.errors import printable
-from ddp_prof.monitor.course import FIGURES, LEAST, LEAST_IN_ALL, Change, LateRank, find_changes, find_late_ranks
+from ddp_prof.monitor.course import (
+    CHANCE,
+    FIGURES,
+    LEAST,
+    LEAST_IN_ALL,
+    LEAST_SHARE,
+    Change,
+    LateRank,
+    find_changes,
+    find_late_ranks,
+)
 from ddp_prof.monitor.log import MonitorLog
 from ddp_prof.present import theme
 from ddp_prof.present.charts import STILL, Chart, axis, make_chart
@@ -18,8 +28,9 @@ from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import count_noun, milliseconds, shown_name
 
 HOW_TO_READ = (
-    f"a change: the mean of a stretch of at least {LEAST} measurements differs from the others' so much, and by 2 % of "
-    "the step or more, that a job in which nothing changes shows one in any figure in at most 1 of 100 courses"
+    f"a change: the medians of at least {LEAST} measurements before and after it differ by "
+    f"{100 * LEAST_SHARE:.0f} % of the step or more, and by more than chance explains: of 100 jobs without a change, "
+    f"at most {100 * CHANCE:.0f} shows one"
 )
 _MOST_SHOWN = 5
 """The most restarts that are listed one by one."""
@@ -74,7 +85,7 @@ def sentences(
         if len(records) < LEAST_IN_ALL:
             yield f"{count_noun(len(records), 'measurement')}: too few to tell a change ({LEAST_IN_ALL} are needed)"
         else:
-            yield f"no change in {count_noun(len(records), 'measurement')}, and no rank that stays late"
+            yield f"no change found in {count_noun(len(records), 'measurement')}, and no rank that stays late"
 
 
 def _place(records: Sequence[Mapping[str, Any]], position: int) -> dict[str, Any]:
@@ -123,7 +134,7 @@ def _costs(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ]
     if known:
         cost = milliseconds(sorted(known)[len(known) // 2])
-        yield f"a measurement cost the training {cost} in the median, what slowed its warm-up step not included"
+        yield f"a measurement cost the training {cost} in the median, without the slowdown of its warm-up step"
 
 
 def _row(record: Mapping[str, Any]) -> Row:

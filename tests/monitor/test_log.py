@@ -19,7 +19,10 @@ def test_a_line_that_was_not_written_to_its_end_is_left_out_with_a_note(tmp_path
     log.write_text(log.read_text()[:-40])
     loaded = load_log(log)
     assert [one["step"] for one in loaded.records] == [1000]
-    assert loaded.notes == ("1 lines are no records of this monitor, and are left out",)
+    (note,) = loaded.notes
+    assert note == f"{log}: left out 1 line without a record of a monitor: cut off, or of another version"
+    compared = run("compare", write_log(tmp_path, [record(1)], "whole.jsonl"), log, "--format", "json").stdout
+    assert note in json.loads(compared)["warnings"], "it names one of two"
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", "\x00\xff", "{" * 100_000, '{"schema": 2, "step": 1}\n'])
@@ -63,7 +66,7 @@ def test_few_measurements_are_told_to_be_too_few(tmp_path: Path) -> None:
         "4 measurements: too few to tell a change (14 are needed)"
         in run("monitor", write_log(tmp_path, courses("....", 10, 30))).stdout
     )
-    assert "no change in 14 measurements" in run("monitor", write_log(tmp_path, courses("." * 14, 10, 30))).stdout
+    assert "no change found in 14 measurements" in run("monitor", write_log(tmp_path, courses("." * 14, 10, 30))).stdout
 
 
 def test_check_judges_each_measurement_by_its_worst_rank(tmp_path: Path) -> None:
@@ -79,9 +82,18 @@ def test_check_judges_each_measurement_by_its_worst_rank(tmp_path: Path) -> None
 
 
 def test_what_one_rank_does_not_know_is_not_passed(tmp_path: Path) -> None:
-    done = run("check", "--max-tail-ms", "6", "--format", "json", write_log(tmp_path, [record(1)]))
+    log = write_log(tmp_path, [record(1)])
+    done = run("check", "--max-tail-ms", "6", "--format", "json", log)
     (verdict,) = json.loads(done.stdout)["verdicts"]
-    assert (done.exit_code, verdict["verdict"], verdict["why"]) == (3, "unknown", "not known of every rank")
+    why = "the known ranks meet the limit; not known of every rank"
+    assert (done.exit_code, verdict["verdict"], verdict["why"]) == (3, "unknown", why)
+
+    def title(*limits: str) -> str:
+        return run("check", *limits, log).stdout.splitlines()[0]
+
+    assert title("--max-tail-ms", "6") == "unknown, 1 of 1 requirement in 1 measurement cannot be judged"
+    both = "failed, 1 of 2 requirements in 1 measurement not met, 1 cannot be judged"
+    assert title("--max-tail-ms", "6", "--max-exposed-ms", "0.001") == both
 
 
 @pytest.mark.parametrize(
