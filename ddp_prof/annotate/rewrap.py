@@ -77,8 +77,12 @@ class Wrapped:
     def _refuse(self) -> None:
         """Raise RuntimeError if the DDP cannot be initialized again, with the reason."""
         if self._own.get("mixed_precision") is not None or self._own.get("delay_all_reduce_named_params") is not None:
-            raise RuntimeError("DistributedDataParallel with mixed_precision or delayed parameters cannot be set anew")
-        if torch._dynamo.utils.counters["frames"]["total"]:
-            raise RuntimeError("torch.compile has compiled the program for the buckets that it began with")
-        if self.hook and self.hook[0] is not None and not isinstance(self.hook[0], torch.distributed.ProcessGroup):
-            raise RuntimeError("the communication hook has a state, which may be of the buckets that it began with")
+            why = "it has mixed_precision or delayed parameters"
+        elif torch._dynamo.utils.counters["frames"]["total"]:
+            why = "torch.compile has compiled code, perhaps for its first buckets"
+        elif self.hook and self.hook[0] is not None and not isinstance(self.hook[0], torch.distributed.ProcessGroup):
+            why = "its communication hook has a state, perhaps of its first buckets"
+        else:
+            return
+        cannot = "this DistributedDataParallel cannot change its settings within one run"
+        raise RuntimeError(f"{cannot}, because {why}: leave out --in-process")

@@ -274,7 +274,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.OperationalError) as error:
         hint = "see that no other program holds it, that it and its folder can be written, or name another file"
         if "full" in str(error):
-            hint = "what was written before is kept: make room there, and the same command goes on"
+            hint = "what was written before is kept: make room there, and run the same command again to continue"
         raise TraceError(path, f"cannot be used ({error})", hint) from error
     except sqlite3.IntegrityError:  # a row that we made wrong
         raise

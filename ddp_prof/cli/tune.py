@@ -46,10 +46,12 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
 @click.option(
     "--try", "asked", metavar="SETTING", multiple=True,
     help="A setting: NAME=VALUE of DistributedDataParallel, fully_shard or the environment. Each of several values is "
-    "a try of its own; A=1+B=2 sets both. May be repeated. Default: what one capture leaves worth trying.",
+    "a try of its own; A=1+B=2 sets both. May be repeated. Default: what one capture shows to be worth trying.",
 )  # fmt: skip
 @click.option("--steps", type=click.IntRange(3), default=30, show_default=True, help="Measured steps of each run.")
-@click.option("--warmup", type=click.IntRange(1), default=5, show_default=True, help="Optimizer steps before them.")
+@click.option(
+    "--warmup", type=click.IntRange(1), default=5, show_default=True, help="Optimizer steps before the measured ones."
+)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Runs of each try, at most.")
 @click.option(
     "--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True,
@@ -61,9 +63,13 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
 )  # fmt: skip
 @click.option(
     "--store", type=Output(), default="traces/tune.db", show_default=True,
-    help="Database of the runs; the same command goes on with it.",
+    help="Database of the runs; run the same command again to continue.",
 )  # fmt: skip
-@click.option("--plan", is_flag=True, help="Say how many runs and minutes it takes, and what they can show; run once.")
+@click.option(
+    "--plan", is_flag=True,
+    help="Run the program once (without --try: twice), then say how many runs and minutes a tuning takes, and which "
+    "gains it can show.",
+)  # fmt: skip
 @click.option(
     "--why", is_flag=True, help="Also capture the program with today's settings and with the best try; compare both."
 )
@@ -99,9 +105,9 @@ def tune(
 
         ddp-prof tune --try gradient_as_bucket_view --try bucket_cap_mb=5,50 -- torchrun --nproc-per-node 8 train.py
 
-    Each run ends in order after --warmup and --steps steps of the optimizer. Nothing is recorded. The runs take turns,
-    and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment. Without --try, one
-    capture and the doctor choose.
+    Each run is ended cleanly after --warmup and --steps steps of the optimizer. Nothing is recorded. The runs take
+    turns, and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment. Without
+    --try, one capture and the doctor choose.
     """
     from ddp_prof.atomic_file import protect_files
     from ddp_prof.train.launch import Stopped, stop_on_signals
@@ -148,7 +154,7 @@ def tune(
             if why and result.best:
                 because = _explain(job, result.best, store, environ, progress)
     except Stopped as stop:
-        _report(f"stopped: {store} has the finished runs; the same command goes on")
+        _report(f"stopped: {store} has the finished runs: run the same command again to continue")
         context.exit(128 + stop.number)
     _show(result, because, page, output)
 
@@ -172,7 +178,7 @@ def _refuse_what_is_not_measured(plan: bool, dry_run: bool) -> None:
         if is_given and flag:
             raise click.UsageError(f"{flag} has no result to show: leave out {name}")
     if flag and values["in_process"]:
-        raise click.UsageError(f"{flag} tells of a run for each try: leave out --in-process")
+        raise click.UsageError(f"{flag} assumes one run for each try: leave out --in-process")
 
 
 def _say_command_lines(job: Program, tries: Sequence[Try]) -> None:
@@ -192,7 +198,7 @@ def _refuse_page(page: Path | None, store: Path) -> None:
     if page:
         refuse_protected(page)
         if page.absolute() == store.absolute():
-            raise click.UsageError(f"--html: {page} is the database of --store")
+            raise click.UsageError(f"--html: {page} is the database of --store: give another file")
 
 
 @contextmanager
@@ -215,7 +221,7 @@ def _hold_folder_of(store: Path) -> Iterator[None]:
 def _choose(
     job: Program, store: Path, environ: Mapping[str, str], worth: float, progress: Callable[[str], None]
 ) -> Candidates:
-    """Return the settings that one capture leaves worth trying, and print why, unless there are none.
+    """Return the settings that one capture shows to be worth trying, and print why, unless there are none.
 
     Args:
         job: The program.
@@ -226,7 +232,7 @@ def _choose(
     """
     from ddp_prof.tune.candidates import find_candidates
 
-    progress("one capture shows what is worth trying (else: --try)")
+    progress("one capture of the program shows what is worth trying (--try names settings instead)")
     candidates = find_candidates(job, store, Path.cwd(), environ, worth)
     if job.in_process:
         candidates = candidates.that_fit_in_process()
@@ -288,7 +294,7 @@ def _explain(
     """
     from ddp_prof.tune.why import find_why
 
-    progress(f"one capture of today's settings and of {best.tried.label} shows why")
+    progress(f"two captures, with today's settings and with {best.tried.label}, show why")
     try:
         return find_why(job, best, store, Path.cwd(), environ)
     except DdpProfError as error:

@@ -62,17 +62,18 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
         if finding.rule in OF_FINDINGS and (share is None or share >= worth):
             texts += OF_FINDINGS[finding.rule]
             cost = "" if share is None else f", at most {100 * share:.1f} % of a step"
-            reasons.append(f"{finding.rule}{cost}: {' and '.join(OF_FINDINGS[finding.rule])}")
+            reasons.append(f"{finding.rule}{cost}: trying {' and '.join(OF_FINDINGS[finding.rule])}")
     # Bucket sizes, unless no schedule could gain enough.
     if bounds.schedule_ns is None or not step_ns:
         texts += OF_SCHEDULE
-        reasons.append(f"what waits for communication is not known: {' and '.join(OF_SCHEDULE)}")
+        unknown = "how much of a step waits for communication is not known"
+        reasons.append(f"{unknown}: trying {' and '.join(OF_SCHEDULE)}")
     else:
         share = bounds.schedule_ns / step_ns
         said = f"no schedule can gain more than {100 * share:.1f} %"
         if share >= worth:
             texts += OF_SCHEDULE
-            reasons.append(f"{said}: {' and '.join(OF_SCHEDULE)}")
+            reasons.append(f"{said}: trying {' and '.join(OF_SCHEDULE)}")
         else:
             reasons.append(f"{said}{'' if texts else ': nothing to tune'}")
     return Candidates(parse_tries(texts), tuple(reasons))

@@ -24,8 +24,14 @@ TUNE_VARIABLE = "DDP_PROF_TUNE"
 """Environment variable that is 1 in the program, so that it can leave out what a run of a few steps should not do."""
 SETTLING = 3
 """Steps at the beginning of a block that are not measured."""
+LEAST_WARMUP, LEAST_STEPS = 1, 3
+"""The least values of ``--warmup`` and ``--steps``."""
 WORDS_FOR_MEMORY = ("out of memory", "OutOfMemoryError", "ENOMEM", "can't allocate memory")
 """Words in the output of a program that lacked memory."""
+
+
+class OutOfTimeError(WorkloadError):
+    """The program had not ended when its time was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a run that ended in order.
+    """The result of a run that ended cleanly.
 
     ``step_ns`` is the length of each measured step, as the mean over the ranks; ``ranks`` holds what each rank wrote,
     by rank.
@@ -165,8 +171,8 @@ class Program:
     def measure(self, tried: Try, environ: Mapping[str, str], limit_s: int | None = None) -> Measured:
         """Run the program once with a try, for at most ``limit_s`` seconds, and return what was measured.
 
-        Raises WorkloadError, with the reason, if the program fails, takes too long, or ends before its last step;
-        OutOfMemoryError if its output says that it lacked memory.
+        Raises WorkloadError, with the reason, if the program fails or ends before its last step; OutOfMemoryError if
+        its output says that it lacked memory; OutOfTimeError if it takes too long.
         """
         return self.check(self._run(tried, (), environ, limit_s), tried)
 
@@ -182,8 +188,8 @@ class Program:
         done = min((file.done for file in files), default=0)
         if files and done < whole.warmup + whole.steps:
             raise WorkloadError(
-                f"it ends by itself after {done} optimizer steps of {whole.warmup + whole.steps}, which {len(tries)} "
-                "blocks in one process need: give fewer --steps or tries, or leave out --in-process"
+                f"the program ends after {done} optimizer steps, and {len(tries)} blocks in one run need "
+                f"{whole.warmup + whole.steps}: give fewer --steps or tries, or leave out --in-process"
             )
         found = whole.check(files, TODAY)
         begins = range(SETTLING, whole.steps, length)  # the first measured step of each block
@@ -199,7 +205,7 @@ class Program:
             variables = self.variables(tried, folder, environ, blocks)
             code = run(self.command, {**environ, **variables}, scratch, log=log, limit_s=limit_s)
             if code == NOT_DONE:
-                raise WorkloadError(f"it had not ended after {limit_s} s")
+                raise OutOfTimeError(f"the program had not ended after {limit_s} s")
             if code:
                 text = log.read_text(encoding="utf-8", errors="replace")
                 lacks_memory = any(word in text for word in WORDS_FOR_MEMORY)
@@ -221,18 +227,32 @@ class Program:
         if any(len(file.step_ns) != self.steps for file in ranks):
             if not done:
                 raise WorkloadError("no step of an optimizer of torch was seen")
-            hint = (
-                f"--warmup {min(self.warmup, max(1, done // 3))} --steps {max(1, done - max(1, done // 3))} would fit"
-            )
-            raise WorkloadError(f"it ends by itself after {done} optimizer steps of {self.warmup + self.steps}: {hint}")
+            raise WorkloadError(f"the program ends after {done} optimizer steps, and {self._needed_steps(done)}")
         if [file.rank for file in ranks] != [*range(ranks[0].world)]:
-            raise WorkloadError(f"{len(ranks)} of {ranks[0].world} ranks ended in order")
+            found = ", ".join(str(file.rank) for file in ranks)
+            raise WorkloadError(
+                f"the ranks with a result are {found}, of a world of {ranks[0].world}: each rank must train, in one "
+                "process, and not leave by os._exit"
+            )
         # A setting that no call takes would change nothing.
         for setting in tried.settings:
             if setting.of and not any(_takes(made, setting) for file in ranks for made in file.made):
                 what = "DistributedDataParallel" if setting.of == DDP else "fully_shard of torch.distributed.fsdp"
                 raise WorkloadError(f"the program calls no {what}, so there is nothing to set")
         return Measured(tuple(map(fmean, zip(*(file.step_ns for file in ranks), strict=True))), tuple(ranks))
+
+    def _needed_steps(self, done: int) -> str:
+        """Return how many steps a run needs, and the way out for a program that ends after ``done`` steps."""
+        needed = f"{self.warmup + self.steps} are needed"
+        if self.is_recorded:  # the length of the recording is no option
+            fits = done - self.steps
+            hint = f"--warmup {fits} would fit" if fits >= LEAST_WARMUP else "give --try, and leave out --why"
+            return f"{needed} for a capture: {hint}"
+        if done < LEAST_WARMUP + LEAST_STEPS:
+            least = f"at least {LEAST_WARMUP + LEAST_STEPS}, for --warmup {LEAST_WARMUP} --steps {LEAST_STEPS}"
+            return f"{needed}: let it make {least}"
+        third = max(LEAST_WARMUP, done // 3)
+        return f"{needed}: --warmup {min(self.warmup, third)} --steps {done - third} would fit"
 
 
 def is_todays(setting: Setting, made: Sequence[Made], environ: Mapping[str, str]) -> bool:
@@ -260,7 +280,9 @@ def _error_of_rank(text: str) -> str | None:
     killed = re.search(r"^Root Cause .*?^\s*exitcode\s*: -(\d+)\b", text, flags=re.MULTILINE | re.DOTALL)
     if killed and int(killed[1]) in set(signal.Signals):
         name = signal.Signals(int(killed[1])).name
-        return f"a rank was ended by {name}" + (", as a machine does that lacks memory" if name == "SIGKILL" else "")
+        return f"a rank was ended by {name}" + (
+            ", which often means that the machine lacks memory" if name == "SIGKILL" else ""
+        )
     # Last lines of tracebacks, which may begin with ``[rank0]:``, and Python's message about a missing file.
     lines = re.findall(r"^(?:\[\w+\]:)?\s*((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", text, flags=re.MULTILINE)
     lines += re.findall(r"^.*: (can't open file .*)$", text, flags=re.MULTILINE)

@@ -47,7 +47,8 @@ def record(program: Program, tried: Try, store: Path, folder: Path, environ: Map
     # One step more than is recorded: the recording has ended before the program does.
     recorded = replace(program, command=job.command, steps=RECORDED_STEPS + 1, is_recorded=True)
     recorded.measure(tried, environ)
-    export_reports(job, environ, "it recorded nothing")
+    way_out = "see whether 'ddp-prof capture' records the program"
+    export_reports(job, environ, way_out)
     if not job.traces:
-        raise WorkloadError(f"no rank wrote a trace into {target}: see whether 'ddp-prof capture' records the program")
+        raise WorkloadError(f"no rank wrote a trace into {target}: {way_out}")
     return job.traces

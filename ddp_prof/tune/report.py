@@ -33,8 +33,8 @@ from ddp_prof.tune.verdicts import (
 from ddp_prof.tune.why import BEYOND, UNKNOWN, WITHIN, Foreseen, Why
 
 HOW_TO_READ = (
-    "gain: what a try takes off the step of today's settings, by pairs of runs of one round; low, high: all intervals "
-    "hold at once in 95 of 100 tunings, whenever each ends"
+    "gain: what a try takes off the step of today's settings, by pairs of runs of one round; low, high: 95 % interval, "
+    "valid for all tries together, and whenever a try ends"
 )
 IN_PROCESS = (
     "a pair is two blocks of steps of one run, which trains on from block to block (--in-process): losses are "
@@ -44,10 +44,10 @@ SPREADS = (0.003, 0.01, 0.03)
 """Spreads of pairs for a plan before any pair is known: of a quiet GPU, a quiet CPU and a machine with other work."""
 LOSSES = {
     SAME: "same losses",
-    VARY: "its losses vary from run to run, so they tell nothing: seed the program",
+    VARY: "its losses vary from run to run, so they cannot be compared: seed the program",
     UNSEEN: "its losses were not compared",
 }
-CHANGES_NUMERICS = "but it changes the gradients: so few steps do not show what it does to a training"
+CHANGES_NUMERICS = "but it changes the gradients: so few steps do not show how it affects convergence"
 
 
 def sentence_of(verdict: Verdict, worth: float) -> str:
@@ -71,7 +71,7 @@ def sentence_of(verdict: Verdict, worth: float) -> str:
     # It cannot be told: say what more rounds could show.
     could = ""
     if verdict.more and verdict.could_show is not None:
-        could = f"; {verdict.more} more rounds could show {_percent(verdict.could_show)}"
+        could = f"; {verdict.more} more rounds could show a gain of {_percent(verdict.could_show)}"
     known = f"gain {_interval(gain)}" if gain.low is not None else f"{gain.pairs} pair{'s' * (gain.pairs != 1)}"
     return f"{label}: cannot be told ({known}){could}"
 
@@ -96,17 +96,17 @@ def _interval(gain: Gain, sign: int = 1) -> str:
 
 
 def conclusion_of(tuning: Tuning) -> list[str]:
-    """Return lines that say what to write for the best try, or that there is nothing to write, and what else may do."""
+    """Return lines that recommend what to write for the best try, or say that there is none, and what else may do."""
     best = tuning.best
     numeric = [
-        f"only if the training allows other gradients: {verdict.tried.line}"
+        f"faster, but with other gradients, so only if the training allows them: {verdict.tried.line}"
         for verdict in tuning.verdicts
         if verdict.outcome == FASTER and verdict.losses != CHANGED and verdict.tried.changes_numerics
     ]
     if best is None:
         what = "no try that leaves the gradients as they are" if numeric else "no try"
-        return [f"nothing to write: {what} is known to be faster than today's settings", *numeric]
-    lines = [f"write: {best.tried.line}"]
+        return [f"nothing recommended: {what} is known to be faster than today's settings", *numeric]
+    lines = [f"recommended: {best.tried.line}"]
     if rivals := rivals_of(best, tuning.verdicts):
         names = ", ".join(rival.tried.label for rival in rivals)
         lines.append(f"as good, as far as these rounds tell: {names}")
@@ -137,7 +137,7 @@ def tuning_view(tuning: Tuning, why: Why | None = None) -> TableView:
     return TableView("\n".join(said), rows_of(tuning), list(map(printable, notes)), _document(tuning, why))
 
 
-NOT_FORESEEN = "what the capture of today's settings tells of the gain is not known"
+NOT_FORESEEN = "the capture of today's settings does not predict this gain"
 HOW_TO_READ_WHY = (
     "measured: by pairs of runs in which nothing is recorded; the other rows are from the capture of today's settings "
     "alone, so they could have been known before"
@@ -284,9 +284,10 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
     counted = [verdict for verdict in verdicts if verdict.outcome != TODAYS]
     runs = len(counted) + 1  # of a round: the tries and today's settings
     rounds = min(limits.rounds, int(60 * limits.minutes / (runs * first.wall_s)))
+    tries = "1 try" if len(counted) == 1 else f"{len(counted)} tries"
     most = f"at most {rounds} rounds, {rounds * runs} runs, {rounds * runs * first.wall_s / 60:.0f} minutes"
     lines = [
-        f"{len(counted)} tries and today's settings: {runs} runs a round, of about {first.wall_s:.0f} s each",
+        f"{tries} and today's settings: {runs} runs a round, of about {first.wall_s:.0f} s each",
         f"{most} (--rounds {limits.rounds}, --minutes {limits.minutes:g}); a try that is decided ends earlier",
     ]
     if rounds < LEAST_PAIRS:
@@ -297,8 +298,8 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
     known = [verdict.gain.spread for verdict in counted if verdict.gain and verdict.gain.spread is not None]
     for spread in [max(known)] if known else SPREADS:
         shown = smallest_shown(spread, rounds, len(counted))
-        source = "as these pairs do" if known else f"by {_percent(spread)}"
-        lines.append(f"{rounds} rounds can show {_percent(shown)}, if pairs of one try differ {source}")
+        source = "as those measured so far" if known else f"by {_percent(spread)}"
+        lines.append(f"{rounds} rounds can show a gain of {_percent(shown)}, if pairs of runs vary {source}")
     return lines
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.tune.measure import SETTLING, Blocks, Loss, Measured, Program, is_todays
+from ddp_prof.tune.measure import SETTLING, Blocks, Loss, Measured, OutOfTimeError, Program, is_todays
 from ddp_prof.tune.store import FAILED, OUT_OF_MEMORY, Store, Trial
 from ddp_prof.tune.tries import TODAY, Try
 from ddp_prof.tune.verdicts import TODAYS, Verdict, best_of, judge
@@ -195,17 +195,30 @@ class Session:
         try:
             measured = self._measure(tried, limit_s)
         except WorkloadError as error:
+            reason = _reason_of(error, before)
             if tried == TODAY:
-                raise WorkloadError(f"with today's settings: {error}") from error
+                raise WorkloadError(f"with today's settings: {reason}") from error
             status = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else FAILED
-            trial = Trial(number, tried.label, status, self._clock() - began, str(error))
-            said = f"{status.replace('_', ' ')}: {error}"
+            trial = Trial(number, tried.label, status, self._clock() - began, reason)
+            said = f"{status.replace('_', ' ')}: {reason}"
         else:
             trial = Trial.of(number, tried, measured, self._clock() - began)
             said = f"{measured.median_ns / 1e6:.2f} ms a step"
         self._store.write(trial)
         self._report(f"round {number}, {tried.label}: {said}")
         return trial
+
+
+def _reason_of(error: WorkloadError, before: Sequence[float]) -> str:
+    """Return why a run failed and, if its time was over, the way out.
+
+    ``before`` are the seconds of the runs with today's settings so far, which set the limit; the first run has none.
+    """
+    if not isinstance(error, OutOfTimeError):
+        return str(error)
+    if not before:
+        return f"{error}: raise --minutes, or give fewer --steps"
+    return f"{error}, and a run with today's settings takes {max(before):.0f} s: does it hang?"
 
 
 class BlocksSession(Session):

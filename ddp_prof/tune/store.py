@@ -60,7 +60,7 @@ class Trial:
 
     @classmethod
     def of(cls, round_: int, tried: Try, measured: Measured, wall_s: float) -> Trial:
-        """Return the trial of a run that ended in order."""
+        """Return the trial of a run that ended cleanly."""
         first = measured.ranks[0]
         return cls(
             round=round_,

@@ -120,7 +120,9 @@ def test_a_full_disk_loses_no_run_that_was_written(tmp_path: Path) -> None:
     pages = database.execute("PRAGMA page_count").fetchone()[0]
     database.execute(f"PRAGMA max_page_count = {pages}")
     many = [replace(STEPS[0], run="r2", step=step) for step in range(5000)]
-    with pytest.raises(TraceError, match=r"results\.db: .*full.*make room there, and the same command goes on"):
+    with pytest.raises(
+        TraceError, match=r"results\.db: .*full.*make room there, and run the same command again to continue"
+    ):
         write_run(database, ENVIRONMENT, replace(RUN, id="r2"), many)
     found = load_results(path)
     assert (found.runs, found.steps, found.messages) == ((RUN,), STEPS, MESSAGES)
@@ -172,7 +174,7 @@ def test_on_a_disk_that_is_really_full(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "full" in done.stdout
-    assert "make room there, and the same command goes on" in done.stdout
+    assert "make room there, and run the same command again to continue" in done.stdout
 
 
 def test_a_database_from_before_a_column_was_added_is_read_and_written(tmp_path: Path) -> None:

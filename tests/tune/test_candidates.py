@@ -37,7 +37,7 @@ def test_a_bound_below_worth_ends_it() -> None:
 def test_what_waits_is_worth_other_buckets() -> None:
     tries, reasons = chosen(schedule_ns=20_000_000)
     assert tries == ["bucket_cap_mb=5", "bucket_cap_mb=50", "bucket_cap_mb=100"]
-    assert reasons == ["no schedule can gain more than 20.0 %: bucket_cap_mb=5,50,100"]
+    assert reasons == ["no schedule can gain more than 20.0 %: trying bucket_cap_mb=5,50,100"]
 
 
 def test_findings_name_their_setting_if_they_cost_enough() -> None:
@@ -45,7 +45,7 @@ def test_findings_name_their_setting_if_they_cost_enough() -> None:
     assert chosen(copies, vote, schedule_ns=300_000) == (
         ["gradient_as_bucket_view=True"],
         [
-            "copies out of buckets, at most 2.0 % of a step: gradient_as_bucket_view",
+            "copies out of buckets, at most 2.0 % of a step: trying gradient_as_bucket_view",
             "no schedule can gain more than 0.3 %",
         ],
     )
@@ -67,7 +67,7 @@ def test_what_cannot_be_set_between_two_steps_is_left_out() -> None:
 def test_what_is_not_known_is_tried() -> None:
     tries, reasons = chosen(schedule_ns=None)
     assert len(tries) == 3
-    assert reasons[0].startswith("what waits for communication is not known")
+    assert reasons[0].startswith("how much of a step waits for communication is not known: trying bucket_cap_mb")
 
 
 def test_every_try_of_a_finding_can_be_parsed() -> None:

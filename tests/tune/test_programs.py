@@ -1,4 +1,4 @@
-"""Unchanged programs in a try: arguments set, steps timed, ended in order on all ranks, and nothing else touched."""
+"""Unchanged programs in a try: arguments set, steps timed, ended cleanly on all ranks, and nothing else touched."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def test_a_hook_of_torch_in_place_of_the_programs_own(tmp_path: Path, programs: 
 @pytest.mark.parametrize(
     ("text", "tried", "said"),
     [
-        (PLAIN.replace('"50"', '"5"'), None, "it ends by itself after 5 optimizer steps of 6: --warmup 1 --steps 4"),
+        (PLAIN.replace('"50"', '"5"'), None, "after 5 optimizer steps, and 6 are needed: --warmup 1 --steps 4 would"),
         (SETUP, None, "no rank trained"),
         (SHARDED, "static_graph", "the program calls no DistributedDataParallel"),
         (PLAIN, "reshard_after_forward", "the program calls no fully_shard"),
@@ -496,12 +496,12 @@ def test_a_tuning_in_one_process(tmp_path: Path, programs: dict[str, str], monke
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (PLAIN.replace('"50"', '"9"'), "it ends by itself after 9 optimizer steps of 12, which 2 blocks"),
+        (PLAIN.replace('"50"', '"9"'), "the program ends after 9 optimizer steps, and 2 blocks in one run need 12"),
         (SETUP + LOOP, "the program calls no DistributedDataParallel"),
         (
             PLAIN.replace("optimizer = ", "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as p\n"
             "model.register_comm_hook(p.PowerSGDState(None, start_powerSGD_iter=2), p.powerSGD_hook)\noptimizer = ", 1),
-            "the communication hook has a state",
+            "because its communication hook has a state, perhaps of its first buckets: leave out --in-process",
         ),
     ],
 )  # fmt: skip
@@ -569,7 +569,10 @@ def test_a_stopped_tuning_leaves_no_process(tmp_path: Path) -> None:
         tuning.send_signal(signal.SIGINT)
         _, said = tuning.communicate()
     assert tuning.returncode == 128 + signal.SIGINT
-    assert said.splitlines()[-1] == f"stopped: {tmp_path / 'tune.db'} has the finished runs; the same command goes on"
+    assert (
+        said.splitlines()[-1]
+        == f"stopped: {tmp_path / 'tune.db'} has the finished runs: run the same command again to continue"
+    )
     assert _find_marked_processes(f"PAUSE={tmp_path / 'paused'}") == {}
 
 

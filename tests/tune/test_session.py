@@ -11,6 +11,7 @@ import pytest
 
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
+from ddp_prof.tune.measure import OutOfTimeError
 from ddp_prof.tune.report import conclusion_of, plan_lines, sentence_of, tuning_view
 from ddp_prof.tune.session import Limits, Session
 from ddp_prof.tune.store import Store
@@ -44,7 +45,7 @@ def test_the_best_of_six_is_found_in_eight_rounds() -> None:
     assert gain.low is not None
     assert gain.high is not None
     assert gain.low < 0.08 < gain.high
-    assert conclusion_of(result)[0] == "write: DistributedDataParallel(model, bucket_cap_mb=100)"
+    assert conclusion_of(result)[0] == "recommended: DistributedDataParallel(model, bucket_cap_mb=100)"
 
 
 def test_a_round_runs_each_open_try_once_and_a_decided_one_no_more() -> None:
@@ -73,14 +74,14 @@ def test_what_cannot_be_told_says_what_more_rounds_could_show() -> None:
     assert verdict.gain is not None
     assert verdict.gain.high is not None
     assert 0 < verdict.could_show < verdict.gain.high - verdict.gain.value
-    assert "8 more rounds could show" in sentence_of(verdict, 0.01)
+    assert "8 more rounds could show a gain of" in sentence_of(verdict, 0.01)
 
 
 def test_a_difference_below_worth_is_none() -> None:
     result = tune(Simulated({"static_graph=True": 0.004}), "static_graph", rounds=200, worth=0.02)
     assert outcomes(result) == {"static_graph=True": "no difference"}
     assert "no difference of 2.0 % or more" in sentences(result)
-    assert conclusion_of(result) == ["nothing to write: no try is known to be faster than today's settings"]
+    assert conclusion_of(result) == ["nothing recommended: no try is known to be faster than today's settings"]
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown", "table", "json"])
@@ -136,15 +137,16 @@ def test_a_try_that_changes_gradients_by_design_is_faster_and_not_recommended() 
     gains = {"comm_hook=fp16_compress": 0.2, "static_graph=True": 0.1}
     result = tune(Simulated(gains), "comm_hook=fp16_compress", "static_graph")
     assert outcomes(result) == dict.fromkeys(gains, "faster")
-    write, numeric = conclusion_of(result)
-    assert write == "write: DistributedDataParallel(model, static_graph=True)"
+    recommended, numeric = conclusion_of(result)
+    assert recommended == "recommended: DistributedDataParallel(model, static_graph=True)"
     assert numeric == (
-        "only if the training allows other gradients: model.register_comm_hook(None, default_hooks.fp16_compress_hook)"
+        "faster, but with other gradients, so only if the training allows them: "
+        "model.register_comm_hook(None, default_hooks.fp16_compress_hook)"
     )
     (alone,) = (one for one in result.verdicts if one.tried.changes_numerics)
     assert "same losses, but it changes the gradients" in sentence_of(alone, 0.01)
     nothing, _ = conclusion_of(tune(Simulated(gains), "comm_hook=fp16_compress"))
-    assert nothing.startswith("nothing to write: no try that leaves the gradients as they are")
+    assert nothing.startswith("nothing recommended: no try that leaves the gradients as they are")
 
 
 def test_a_try_that_fails_twice_or_lacks_memory_ends_and_the_others_go_on() -> None:
@@ -154,6 +156,20 @@ def test_a_try_that_fails_twice_or_lacks_memory_ends_and_the_others_go_on() -> N
     assert outcomes(result) == {"A=1": "failed", "A=2": "failed", "static_graph=True": "faster"}
     assert (program.runs.count("A=1"), program.runs.count("A=2")) == (2, 1)
     assert "A=1: failed: ValueError: no" in sentences(result)
+
+
+def test_a_run_that_takes_too_long_says_what_set_its_limit() -> None:
+    """The first run has --minutes; a later one is compared with today's settings, and more minutes would not help."""
+    late = OutOfTimeError("the program had not ended after 600 s")
+    program = Simulated()
+    program.errors = {"today": late}
+    with pytest.raises(
+        WorkloadError, match=r"^with today's settings: the program .* s: raise --minutes, or give fewer"
+    ):
+        tune(program, "A=1")
+    program.errors = {"A=1": late}
+    said = "the program had not ended after 600 s, and a run with today's settings takes 0 s: does it hang?"
+    assert f"A=1: failed: {said}" in sentences(tune(program, "A=1", "static_graph"))
 
 
 def test_a_program_that_fails_today_is_not_tuned() -> None:
@@ -258,12 +274,12 @@ def test_no_round_is_begun_that_would_end_too_late() -> None:
 def test_the_plan_says_runs_minutes_and_what_they_can_show() -> None:
     planned = session(10)
     lines = plan_lines(planned.limits, planned.run_today(), planned.verdicts())
-    assert lines[0] == "1 tries and today's settings: 2 runs a round, of about 30 s each"
+    assert lines[0] == "1 try and today's settings: 2 runs a round, of about 30 s each"
     assert lines[1].startswith("at most 10 rounds, 20 runs, 10 minutes")
     assert [line.partition(",")[0] for line in lines[2:]] == [
-        "10 rounds can show 0.4 %",
-        "10 rounds can show 1.2 %",
-        "10 rounds can show 3.7 %",
+        "10 rounds can show a gain of 0.4 %",
+        "10 rounds can show a gain of 1.2 %",
+        "10 rounds can show a gain of 3.7 %",
     ]
     short = session(3)
     assert (

@@ -115,7 +115,7 @@ Root Cause (first observed failure):
   exitcode  : -9 (pid: 7)
   traceback : Signal 9 (SIGKILL) received by PID 7
 """
-    assert _error_of_rank(text) == "a rank was ended by SIGKILL, as a machine does that lacks memory"
+    assert _error_of_rank(text) == "a rank was ended by SIGKILL, which often means that the machine lacks memory"
 
 
 @pytest.mark.nightly
@@ -124,7 +124,9 @@ def test_nightly_a_try_that_fails_under_torchrun(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     check_failing(tmp_path, document, TORCHRUN)
-    assert document["tries"][1]["reason"] == "a rank was ended by SIGKILL, as a machine does that lacks memory"
+    assert (
+        document["tries"][1]["reason"] == "a rank was ended by SIGKILL, which often means that the machine lacks memory"
+    )
 
 
 @pytest.mark.nightly
@@ -141,7 +143,8 @@ def test_nightly_a_stopped_tuning_under_torchrun(tmp_path: Path, number: signal.
         tuning.send_signal(number)
         printed, said = tuning.communicate()
     assert (tuning.returncode, printed) == (128 + number, "")
-    assert said.splitlines()[-1] == f"stopped: {tmp_path / 'tune.db'} has the finished runs; the same command goes on"
+    kept = f"{tmp_path / 'tune.db'} has the finished runs"
+    assert said.splitlines()[-1] == f"stopped: {kept}: run the same command again to continue"
     assert _find_marked_processes(f"PAUSED={paused}") == {}
     kept = stored(tmp_path, tries, TORCHRUN)
     assert kept[0, "today"] == "ok"

@@ -104,7 +104,7 @@ def test_the_page_has_the_result_and_why(why: Why, tmp_path: Path) -> None:
     page = (tmp_path / "tune.html").read_text()
     for said in (*tuning_view(result).title.splitlines()[:-1], "any schedule: at most 17.6 %", "torchrun train.py"):
         assert said in page
-    assert "<h1>Write: DistributedDataParallel(model, bucket_cap_mb=10)</h1>" in page
+    assert "<h1>Recommended: DistributedDataParallel(model, bucket_cap_mb=10)</h1>" in page
     write_tuning_page(result, tmp_path / "alone.html")
     assert '"chart-waterfall"' not in (tmp_path / "alone.html").read_text()
 
