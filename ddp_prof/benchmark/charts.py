@@ -168,7 +168,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
             }
         )  # fmt: skip
     expectations, verdict = compare_expectations(model, results.summaries), ""
-    title = f"Of {model.best_mb:.2g} MiB, the model of bucketing expects the least communication after backward"
+    title = f"The model expects the least communication after backward with buckets of {model.best_mb:.2g} MiB"
     if expectations:
         title = f"Tail by bucket size: what was expected is off by {error_text(expectations)}"
         verdict = mismatch_text(model, expectations).replace(". ", ".\n")

@@ -183,8 +183,8 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) 
     # The size with the smallest predicted tail against the fastest size or, if it is the fastest, the second fastest.
     chosen = min(sizes, key=model.mean_ns)
     choice = (
-        f"The model expects the least communication after backward of {model.best_mb:.2g} MiB; of the sizes measured, "
-        f"it prefers {chosen:g} MiB."
+        f"The model expects the least communication after backward with buckets of {model.best_mb:.2g} MiB; of the "
+        f"sizes measured, it prefers {chosen:g} MiB."
     )
     if chosen == fastest:
         second = min((mb for mb in sizes if mb != fastest), key=losses.__getitem__)
@@ -302,8 +302,8 @@ class TestbedResults:
         ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
         parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
         if testbed.definitions != DEFINITIONS:
-            other = testbed.definitions or "of before 2"
-            parts.append(f"by definitions {other}, today's are {DEFINITIONS}: measure again")
+            other = testbed.definitions or "1 or older"
+            parts.append(f"measured by version {other} of the definitions, today's is {DEFINITIONS}: measure again")
         if self.environment:
             parts += [self.environment.title, f"environment {testbed.environment[:8]}"]
         return " · ".join(parts)

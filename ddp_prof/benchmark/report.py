@@ -36,8 +36,8 @@ HOW_TO_READ = (
 )
 SPREAD = (
     "±: half of the 95 % interval, by bootstrap over runs; of three runs it is half of their range and too narrow. "
-    f"That of a speedup is by Student's t over repeats, and covers; {EACH_ALONE}. "
-    "Sentences compare pairs of runs of one repeat, so they know more than ± says"
+    f"That of a speedup is by Student's t over repeats, which allows for few of them; {EACH_ALONE}. "
+    "The sentences below compare pairs of runs of one repeat, so they can show smaller differences than ±"
 )
 NO_SPREAD = f"no ±: fewer than {LEAST_STEPS} runs of a setting"
 PREDICTED = (
@@ -165,8 +165,8 @@ def link_note(model: BucketModel, *, contradicted: bool) -> str:
     link, best = model.link, model.best_mb
     left = milliseconds(round(model.mean_ns(best)))
     text = (
-        f"{link.text} (fitted to {link.sizes} message sizes, median error {percent(link.relative_error)}); by the "
-        f"model, the least is left of {best:.2g} MiB, {left} after backward"
+        f"{link.text} (fitted to {link.sizes} message sizes, median error {percent(link.relative_error)}); the "
+        f"model expects the least communication after backward with buckets of {best:.2g} MiB, {left}"
         f"{', which the measured steps contradict' if contradicted else ''}; the course's b* = sqrt(s o w), for equal "
         f"buckets and a backward as long as the transfers, is {size(round(model.course_best_bytes))}"
     )

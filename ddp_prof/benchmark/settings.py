@@ -252,7 +252,7 @@ def _trace_figures(captures: Sequence[StoredRun]) -> TraceFigures | None:
 def status_text(summary: SettingSummary) -> str:
     """Return the status of a setting, with the number of failed runs if only some failed."""
     if summary.status == OK and summary.failed_runs:
-        return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
+        return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs failed"
     return summary.status
 
 

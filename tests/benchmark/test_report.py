@@ -157,7 +157,8 @@ class TestRows:
         sweep.add("torch", 70, 15, definitions=None)
         today, before = testbeds_of(sweep)
         assert "definitions" not in today.title
-        assert f"by definitions of before 2, today's are {DEFINITIONS}: measure again" in before.title
+        old = "measured by version 1 or older of the definitions"
+        assert f"{old}, today's is {DEFINITIONS}: measure again" in before.title
         assert [row["variant"] for row in settings_view(before).rows] == ["torch"]
         views = results_views([today, before])
         assert "2 testbeds are shown separately" in views[-1].notes[0]

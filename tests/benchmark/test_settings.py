@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_prof.benchmark.settings import Setting, SettingSummary, summarize_settings
+from ddp_prof.benchmark.settings import Setting, SettingSummary, status_text, summarize_settings
 from ddp_prof.benchmark.store import FAILED, OUT_OF_MEMORY
 from tests.benchmark.results_factory import MS, OTHER_ENVIRONMENT, Sweep, study_like
 
@@ -58,6 +58,7 @@ def test_a_run_that_failed_once_does_not_hide_the_others() -> None:
     sweep.fail("naive")
     (found,) = summaries(sweep)
     assert (found.status, found.runs, found.failed_runs, found.reason) == ("ok", 3, 1, "it needs 9 GB")
+    assert status_text(found) == "ok, 1 of 4 runs failed"
 
 
 def test_speedups_are_over_naive_of_the_same_work() -> None:
