@@ -232,10 +232,13 @@ def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple
                     again = client.submit(run_task, tasks[index], pure=False)
                     futures[again] = index
                     completed.add(again)
+                except KilledWorker as error:
+                    file = printable(str(unpickle_with_names(tasks[index])[0]))
+                    ended = "several Dask workers ended while they read it, perhaps for want of memory"
+                    hint = "start workers with more memory, or leave out --scheduler"
+                    raise DdpProfError(f"{file}: {ended}: {hint}") from error
                 else:
                     yield index, outcome
-        except KilledWorker as error:
-            raise DdpProfError(f"a report was given up: several workers ended while they read it: {error}") from error
         finally:
             done.set()
 
@@ -280,4 +283,5 @@ def run_task(task: bytes) -> bytes:
         return pickle_with_names(error)
     except (DdpProfError, OSError) as error:
         reason = str(error) or type(error).__name__
-        return pickle_with_names(TraceError(path, reason, "read it alone to see more"))
+        hint = "try --jobs 1, which needs no worker; if that fails, too, copy it or record it again"
+        return pickle_with_names(TraceError(path, reason, hint))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,22 @@ def test_a_result_that_never_arrives_is_asked_for_again(
     (found,) = load_runs(reports, workers=Workers(scheduler=cluster), measures=["overlap"])
     assert len(found.overlap().ranks) == RANKS
     assert len(asked) == RANKS + 2
+
+
+def test_a_report_over_which_workers_end_is_named(
+    cluster: str, reports: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that a report was given up, and not which, nor what to do."""
+    from distributed import Future, KilledWorker
+
+    def killed(_future: Any, timeout: float | None = None) -> Any:
+        raise KilledWorker(f"run_task-{timeout}", SimpleNamespace(address="tcp://127.0.0.1:1"), 3)
+
+    monkeypatch.setattr(Future, "result", killed)
+    result = run("overlap", "--scheduler", cluster, reports[0])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"Error: {reports[0]}: several Dask workers ended while they read it")
+    assert result.stderr.endswith(": start workers with more memory, or leave out --scheduler\n")
 
 
 def test_a_scheduler_without_workers_is_told_and_waited_for(
