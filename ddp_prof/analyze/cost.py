@@ -109,10 +109,9 @@ class RunCost(FrameResult):
 
 
 def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Contention]) -> RunCost:
-    """Return the cost of communication in a run; ``measure_contention`` is called only if something may be slowed."""
+    """Return the cost of communication in a run; for ``measure_contention`` see :func:`contention_of`."""
     (summary,) = compare_variants([result])
-    may_slow = summary.device != "cpu" and summary.overlapped_ns
-    contention = measure_contention() if may_slow else Contention()
+    contention = contention_of(summary, measure_contention)
     slowed = find_slowed(contention, summary.device)
     of_ranks = [
         [divide_step(step, slowed, rank.dependencies.reason if rank.dependencies else None) for step in rank.steps]
@@ -137,6 +136,12 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
     cost = _with_blocking_reason(measure_cost(summary, contention), result.ranks)
     cost = add_medians(cost, range(len(result.ranks)))
     return RunCost(cost, find_bounds(summary, cost), tuple(costs))
+
+
+def contention_of(summary: VariantSummary, measure_contention: Callable[[], Contention]) -> Contention:
+    """Return the contention in a run; ``measure_contention`` is called only if something may be slowed."""
+    may_slow = summary.device != "cpu" and summary.overlapped_ns
+    return measure_contention() if may_slow else Contention()
 
 
 def _with_blocking_reason(cost: Cost, ranks: Sequence[RankOverlap]) -> Cost:

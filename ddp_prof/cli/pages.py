@@ -62,7 +62,7 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path, one_file: Path 
         problems = write_report(
             reports,
             folder,
-            compare_steps(runs),
+            compare_steps(runs) if len(runs) > 1 else None,
             pictures,
             make_pages=partial(make_pages, runs, reports, folder),
             progress=show_pages,
@@ -167,7 +167,6 @@ def timeline(
     Several traces are drawn below each other, with their first steps aligned; the ranks of a run are put on one
     clock by their collectives, if possible. A picture shows the typical step and the next one; --steps chooses others.
     """
-    from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.timeline_page import write_timeline_page
     from ddp_prof.present.timeline.build import build_excerpt, build_timeline
     from ddp_prof.present.timeline.figure import draw_timeline
@@ -183,9 +182,13 @@ def timeline(
     figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
     page = output or default_output(sources[0].title, ".html")
     del sources  # the events take more memory than the boxes that are drawn
+    for run in runs:
+        run.release_events()
     with open_output(page) as file, progress("writing"):
         write_timeline_page(model, file)
     if figure is not None:
+        from ddp_prof.present.charts.static_images import write_pictures
+
         with progress("drawing"):
             write_pictures([(figure, path) for path in pictures])
         for path in pictures:

@@ -37,12 +37,14 @@ class KeptResults:
         file: The trace.
         folder: The cache.
         asked: What results depend on apart from the files and the code: options. JSON can hold it.
+        asked_of: By the name of an analysis, further options that only its result depends on.
         state: State of the trace's files before they are read, by which a change is noticed.
     """
 
     file: Path
     folder: CacheFolder
     asked: Mapping[str, Any]
+    asked_of: Mapping[str, Mapping[str, Any]]
     state: dict[str, Any] = field(repr=False)
 
     def find(self, measure: str) -> Any:
@@ -75,21 +77,29 @@ class KeptResults:
         import numpy as np
 
         code = [code_version(_MEASURING), np.__version__]
-        return {"path": os.path.abspath(self.file), "measure": measure, **self.asked, "files": self.state, "code": code}  # noqa: PTH100
+        of = {"path": os.path.abspath(self.file), "measure": measure, **self._asked_for(measure)}  # noqa: PTH100
+        return {**of, "files": self.state, "code": code}
+
+    def _asked_for(self, measure: str) -> dict[str, Any]:
+        """Return the options that the result of a measure depends on."""
+        return {**self.asked, **self.asked_of.get(measure, {})}
 
     def _place(self, key: dict[str, Any]) -> Path:
         """Return the file in the cache for a key."""
-        return self.folder.path([key["path"], key["measure"], *self.asked.values()], key, RESULTS)
+        return self.folder.path([key["path"], key["measure"], *self._asked_for(key["measure"]).values()], key, RESULTS)
 
 
-def kept_results(file: Path, options: ReadOptions, asked: Mapping[str, Any]) -> KeptResults | None:
+def kept_results(
+    file: Path, options: ReadOptions, asked: Mapping[str, Any], asked_of: Mapping[str, Mapping[str, Any]]
+) -> KeptResults | None:
     """Return access to the results in the cache for a trace; ``None`` if the cache keeps nothing of this trace.
 
-    ``asked``: see :class:`KeptResults`.
+    ``asked`` and ``asked_of``: see :class:`KeptResults`.
     """
     # Through JSON and back, so that it equals what is read from a file: tuples become lists.
     folder = cache_for(file, options)
-    return KeptResults(file, folder, json.loads(json.dumps(asked)), file_state(file)) if folder else None
+    asked, asked_of = json.loads(json.dumps([asked, asked_of]))
+    return KeptResults(file, folder, asked, asked_of, file_state(file)) if folder else None
 
 
 def read_key_of_result(place: Path) -> dict[str, Any] | None:

@@ -29,11 +29,11 @@ from ddp_prof.present.html.report import (
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.pickles import unpickle_with_names
-from ddp_prof.runs.run import DOCTOR, Run, timeline_sources
+from ddp_prof.runs.run import SUMMARY_RESULTS, Run, timeline_sources
 from ddp_prof.runs.workers import count_cores, pack_task, run_tasks
 
-MEASURES = (*DOCTOR, "kernels", "device use")
-"""What is measured of each run for a report; names in ``runs.report.MEASURES``."""
+MEASURES = (*SUMMARY_RESULTS, "kernels", "device use")
+"""What is measured of each run for a report, and what is made of it; see :func:`~ddp_prof.runs.run.prepare_runs`."""
 MOST_STEPS = 200
 """The most steps that can be chosen on the page of a run on why communication is exposed."""
 MOST_RANKS = 8
@@ -120,7 +120,9 @@ def _make_elsewhere(
     tasks = []
     for run, place in zip(runs, places, strict=True):
         of_run = {"files": run.files, "options": run.options, "notes": run.notes, "folder": run.folder}
-        tasks.append(pack_task(run.files[0], _make_page_files, {**of_run, "measured": run.measured}, place))
+        tasks.append(
+            pack_task(run.files[0], _make_page_files, {**of_run, "measured": run.measured, "made": run.made}, place)
+        )
         run.release_events()
     with closing(run_tasks(tasks, runs[0].workers, processes)) as outcomes:
         for at, made in outcomes:

@@ -83,14 +83,16 @@ def measure_report(
     options: LoadOptions,
     measures: tuple[str, ...],
     keep: Callable[[TraceEvents], None] = lambda _events: None,
+    events: TraceEvents | None = None,
 ) -> dict[str, Any]:
-    """Measure a report; it is not read if the cache holds all that is asked for.
+    """Measure a report; it is not read if the cache holds all that is asked for, or if its events are passed.
 
     Args:
         file: The report.
         options: How it is read.
         measures: Names in :data:`MEASURES`.
         keep: Called with the events if the report is read.
+        events: Its events if they are in memory already.
 
     Returns:
         The result of each measure by its name.
@@ -99,7 +101,9 @@ def measure_report(
     results = {measure: result for measure in measures if kept and (result := kept.find(measure)) is not None}
     missing = tuple(measure for measure in measures if measure not in results)
     if missing:
-        measured = _read_and_measure(file, options, missing, keep)
+        measured = (
+            measure_events(events, options, missing) if events else _read_and_measure(file, options, missing, keep)
+        )
         if kept:
             kept.keep(measured)
         results |= measured
@@ -110,11 +114,16 @@ def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
     """Return access to the results in the cache for a report and these options; ``None`` if the cache keeps nothing."""
     from ddp_prof.runs.kept import kept_results
 
-    return kept_results(file, options, {name: getattr(options, name) for name in _DEPENDED_ON})
+    asked, *asked_of = (
+        {name: getattr(options, name) for name in names} for names in (_DEPENDED_ON, *_ALSO_DEPENDED_ON.values())
+    )
+    return kept_results(file, options, asked, dict(zip(_ALSO_DEPENDED_ON, asked_of, strict=True)))
 
 
-_DEPENDED_ON = ("comm_patterns", "step_range", "backward_range", "to_draw")
+_DEPENDED_ON = ("comm_patterns", "step_range", "backward_range")
 """The options that a result depends on. ``with_launches`` is none: what it reads only serves to measure kernels."""
+_ALSO_DEPENDED_ON = {"collectives": ("to_draw",), "diagnosis": ("to_draw",)}
+"""For some results, further options that they depend on."""
 
 
 def _read_and_measure(

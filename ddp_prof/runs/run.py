@@ -36,7 +36,15 @@ from ddp_prof.manifest import (
     load_manifest,
     manifest_path,
 )
-from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, TraceEvents, find_kept, load_events, measure_events
+from ddp_prof.runs.report import (
+    OF_EACH_KERNEL,
+    LoadOptions,
+    TraceEvents,
+    find_kept,
+    load_events,
+    measure_events,
+    measure_report,
+)
 from ddp_prof.runs.workers import Workers, measure_files
 from ddp_prof.variants import VARIANTS
 
@@ -272,6 +280,7 @@ class Run:
 
     def _make(self, name: str, make: Callable[[], Any]) -> Any:
         """Return a result of ``_MADE_OF``; if it is not there yet, make it with ``make`` and keep it in the cache."""
+        self.find_made((name,))
         if name not in self.made:
             self.made[name] = make()
             if kept := self._kept_results():
@@ -401,6 +410,14 @@ class Run:
             for file, missing in list(self.missing(measures)):
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
+    def measure_loaded(self, events: TraceEvents, measure: str) -> Any:
+        """Return the result of a measure for a file whose events are in memory, from the cache if it is there."""
+        file = events.trace.path
+        measured = self.measured.setdefault(file, {})
+        if measure not in measured:
+            measured |= measure_report(file, self.options, (measure,), events=events)
+        return measured[measure]
+
     def drop_events(self) -> None:
         """Free memory: drop events, which are read again on demand."""
         self._kept = None
@@ -501,25 +518,30 @@ def compare_steps(runs: Sequence[Run]) -> Waterfall:
 def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Return each file of the runs as a panel of a timeline.
 
-    If several panels had the same title, their titles also name the rank (or the file, if the rank is not known).
+    If several panels had the same title, their titles also name the rank (or the file, if the rank is not known). A run
+    of one file keeps its events.
     """
+    from ddp_prof.analyze.collectives.results import measure_collectives
     from ddp_prof.analyze.collectives.run_analysis import merge_analyses
-    from ddp_prof.analyze.root_cause import explain_run
 
     sources: list[Source] = []
     for at, run in enumerate(runs):
         # The collectives of the run, and a panel for each of its files.
         parts = list(run.events())
-        measured = [measure_events(part, run.options, ("collectives",)) for part in ([] if run._analysis else parts)]
-        analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
-        explained = explain_run(analysis)
-        typical, panels = explained.collectives.typical_step, []
+        if len(parts) == 1:
+            run.keep(parts[0])
+        analysis = run._analysis or merge_analyses([run.measure_loaded(part, "collectives") for part in parts])
+        typical, panels = measure_collectives(analysis).typical_step, []
         for part in parts:
             title = "/".join(filter(None, (run.folder, label_of(part.trace.path, part.trace.manifest))))
-            overlap = run.measured.get(part.trace.path, {}).get("overlap")
-            panels.append(timeline_source(title, part, analysis, overlap)._replace(run=at, typical_step=typical))
-        text = _tell_of_all_files(run.label, [one.overlap for one in panels], explained) if len(panels) > 1 else ""
-        sources += [source._replace(told_of_run=text) for source in _late_first(panels, explained.skew)]
+            panels.append(timeline_source(title, part, analysis, run)._replace(run=at, typical_step=typical))
+        if len(panels) > 1:
+            from ddp_prof.analyze.root_cause import explain_run
+
+            explained = explain_run(analysis)
+            text = _tell_of_all_files(run.label, [one.overlap for one in panels], explained)
+            panels = [source._replace(told_of_run=text) for source in _late_first(panels, explained.skew)]
+        sources += panels
     titles, names = Counter(source.title for source in sources), distinct_names(source.trace.path for source in sources)
     for at, source in enumerate(sources):
         if titles[source.title] > 1:
@@ -559,20 +581,18 @@ def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: R
     return f"{label}: {gain_headline(summary)}" + ("" if summary.reason else f" Cause: {cause}")
 
 
-def timeline_source(
-    title: str, part: TraceEvents, analysis: RunAnalysis, overlap: TraceOverlap | None = None
-) -> Source:
+def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis, run: Run | None = None) -> Source:
     """Return a file as a panel of a timeline.
 
     Args:
         title: The title of the panel.
         part: The events of the file.
         analysis: The collectives of all ranks of the run.
-        overlap: The overlap of the file, if it was measured before.
+        run: The run, whose measures are used; ``None`` to measure the events.
     """
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
-    from ddp_prof.analyze.cost import measure_run_cost
+    from ddp_prof.analyze.cost import contention_of, measure_cost
     from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_contention
     from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.analyze.variants.comparison import compare_variants
@@ -596,14 +616,17 @@ def timeline_source(
         explained.append(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
-    # The overlap that was measured before identifies steps as in the file alone. Where the run identifies them in
-    # another way (``rekey_steps``), it must be measured again.
-    is_same = all(events is rekeyed for events, rekeyed in zip(part.ranks, ranks, strict=True))
-    result = overlap if overlap and is_same else measure_overlap(trace, ranks, part.diagnostics)
-    cost = None
-    if analysis.files == 1 and trace.shape_id is not None:  # the timeline of several files shows no cost of each
-        cost = measure_run_cost(result, lambda: measure_contention(list(map(find_kernel_runs, ranks)))).cost
+    # The measures of a run identify steps as in the file alone. Where the analysis identifies them in another way
+    # (``rekey_steps``), the events must be measured again.
+    if run and all(events is rekeyed for events, rekeyed in zip(part.ranks, ranks, strict=True)):
+        result, contention = run.measure_loaded(part, "overlap"), run.contention
+    else:
+        result = measure_overlap(trace, ranks, part.diagnostics)
+        contention = lambda: measure_contention(list(map(find_kernel_runs, ranks)))  # noqa: E731
     (summary,) = compare_variants([result])
+    # The timeline of several files shows no cost of each.
+    has_cost = analysis.files == 1 and trace.shape_id is not None
+    cost = measure_cost(summary, contention_of(summary, contention)) if has_cost else None
     is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
     clocks = analysis.alignment.clocks if is_comparable else ()
     return Source(

@@ -90,6 +90,30 @@ def test_a_second_command_takes_what_was_made_of_the_measures(
     assert sorted(asked) == used
 
 
+@pytest.mark.usefixtures("no_browser")
+@pytest.mark.parametrize(("command", "target"), [("timeline", "page.html"), ("report", "pages")])
+def test_a_page_takes_what_a_summary_measured(
+    command: str,
+    target: str,
+    trace: Path,
+    folder: Path,
+    tmp_path: Path,
+    measured: list[tuple[str, ...]],
+) -> None:
+    """A report measured all again and kept it a second time, because it draws; only its collectives need that."""
+    pages = []
+    for place, further in (("first", ["--no-cache"]), ("second", []), ("third", [])):
+        run("summary", trace)
+        measured.clear()
+        assert run(command, trace, "-o", tmp_path / place / target, *further).exit_code == 0
+        pages.append({file.name: file.read_bytes() for file in (tmp_path / place).rglob("*.html")})
+        if place == "second":
+            names = {name for names in measured for name in names}
+            assert not names & {"overlap", "kernels", "contention"}, names
+    assert not measured, "nothing is measured by a second page"
+    assert pages[0] == pages[1] == pages[2]
+
+
 def test_an_option_of_measuring_is_measured_anew(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
     ways = ([], ["--step-range", "step_[012]"], ["--backward-range", "^forward$"], ["--comm-pattern", "adam"])
     alone = [run("overlap", trace, *way, "--format", "json", "--no-cache").stdout for way in ways]
@@ -102,7 +126,8 @@ def test_an_option_of_measuring_is_measured_anew(trace: Path, folder: Path, meas
 
 def test_each_option_is_one_that_results_depend_on_or_not() -> None:
     of_runs = {"one_run", "separate", "use_cache"}
-    assert {item.name for item in fields(LoadOptions)} == {*report._DEPENDED_ON, *of_runs, "with_launches"}
+    of_single = {name for names in report._ALSO_DEPENDED_ON.values() for name in names}
+    assert {item.name for item in fields(LoadOptions)} == {*report._DEPENDED_ON, *of_runs, *of_single, "with_launches"}
 
 
 def test_a_change_of_the_analysis_or_of_the_trace_is_measured_anew(

@@ -24,7 +24,6 @@ from markupsafe import Markup
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart, pack_array
-from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.html.scripts import page_script
 from ddp_prof.present.text import plain_name
 
@@ -54,6 +53,8 @@ def write_figure(
         figures = {"figure": figure}
         write_page(page, "figure.html", {"heading": title}, title=title, figures=figures, shared_plotly=shared_plotly)
     if picture:
+        from ddp_prof.present.charts.static_images import write_pictures
+
         write_pictures([(figure, picture)])
 
 
