@@ -128,7 +128,9 @@ def distinct(column: Ints) -> list[int]:
     """Return the distinct values in ascending order; fast if they lie close together, such as ids of streams."""
     if not len(column):
         return []
-    low, high = int(column.min()), int(column.max())
+    low, high = _range(column)
+    if low == high:
+        return [low]
     if high - low > 1 << 24:  # counting each number in between would take too much memory
         return [int(value) for value in np.unique(column)]
     return [low + row for row in np.flatnonzero(np.bincount(column - low)).tolist()]

@@ -367,8 +367,10 @@ def numbers_grow(calls: Calls) -> bool:
         of_process = calls.process == process
         for thread in distinct(calls.lane[of_process]):
             rows = np.flatnonzero(of_process & (calls.lane == thread) & (calls.correlation != UNKNOWN))
-            order = np.lexsort((calls.start_ns[rows], calls.correlation[rows]))
-            if np.any(np.diff(calls.start_ns[rows[order]]) < 0):
+            number, start_ns = calls.correlation[rows], calls.start_ns[rows]
+            if not np.all(number[1:] > number[:-1]):
+                start_ns = start_ns[np.lexsort((start_ns, number))]
+            if np.any(start_ns[1:] < start_ns[:-1]):
                 return False
     return True
 

@@ -39,9 +39,13 @@ class Intervals:
 
     def __and__(self, other: Intervals) -> Intervals:
         """Return the instants that are in both sets."""
+        if not len(self) or not len(other):
+            return self if not len(self) else other
         # Each interval of the set with fewer intervals is cut by the intervals of the other set that it meets: these
         # are `met` intervals from `first` on. `nth` counts them 0, 1, 2, ... for each interval.
         few, many = sorted((self, other), key=len)
+        if len(few) == 1:
+            return many._within(int(few.start_ns[0]), int(few.end_ns[0]))
         first = np.searchsorted(many.end_ns, few.start_ns, side="right")
         met = np.searchsorted(many.start_ns, few.end_ns, side="left") - first
         row = np.repeat(np.arange(len(few)), met)
@@ -50,6 +54,14 @@ class Intervals:
         return Intervals(
             np.maximum(few.start_ns[row], many.start_ns[cut]), np.minimum(few.end_ns[row], many.end_ns[cut])
         )
+
+    def _within(self, start_ns: int, end_ns: int) -> Intervals:
+        """Return the instants from a start on and before an end; columns that need no change are not copied."""
+        met = slice(np.searchsorted(self.end_ns, start_ns, side="right"), np.searchsorted(self.start_ns, end_ns))
+        start, end = self.start_ns[met], self.end_ns[met]
+        if len(start) and (start[0] < start_ns or end[-1] > end_ns):
+            start, end = np.maximum(start, start_ns), np.minimum(end, end_ns)
+        return Intervals(start, end)
 
     def __or__(self, other: Intervals) -> Intervals:
         """Return the instants that are in at least one of the sets."""
@@ -60,6 +72,8 @@ class Intervals:
         """Return the instants that are in this set, but not in the other one."""
         # Each interval ends where the intersection begins, and continues where the intersection ends.
         common = self & other
+        if not len(common) and np.all(self.end_ns > self.start_ns):
+            return self
         start = np.sort(np.concatenate([self.start_ns, common.end_ns]), kind="stable")
         end = np.sort(np.concatenate([common.start_ns, self.end_ns]), kind="stable")
         some = end > start
@@ -170,9 +184,12 @@ def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
                   ...111......
         innermost 000111000000..  and UNKNOWN after the end
     """
-    edges = np.sort(np.concatenate([start_ns, end_ns]))
-    if not len(edges):
+    if not len(start_ns):
         return np.full(len(time_ns), UNKNOWN, np.int64)
+    if np.all(end_ns[:-1] <= start_ns[1:]) and np.all(start_ns <= end_ns):  # one after the other, as steps are
+        begun = np.searchsorted(start_ns, time_ns, side="right") - 1  # UNKNOWN before the first range
+        return np.where(time_ns < end_ns[begun], begun, UNKNOWN)
+    edges = np.sort(np.concatenate([start_ns, end_ns]))
     # `owner` is the innermost range between two neighbouring edges; its first and last element are outside of all.
     owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
     first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1

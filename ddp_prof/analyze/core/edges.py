@@ -331,16 +331,26 @@ def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tupl
     # By stream: its last operation, and what it was made to wait for since (operations by their stream).
     pending: dict[int, tuple[int, dict[int, int]]] = {}
     passed: dict[int, dict[int, int]] = {}  # by row of `waits`: what its record passes on, likewise
-    for row, records_it in zip(rows[order].tolist(), is_record[order].tolist(), strict=True):
+    rows, is_record = rows[order], is_record[order]
+    # Of a record its stream; of a wait its stream, the stream's last operation, and the wait's producer and its stream.
+    columns = (
+        np.where(is_record, records.stream[rows], waits.stream[rows]),
+        waits.work[rows],
+        records.work[rows],
+        take_or_unknown(stream, records.work[rows]),
+    )
+    for row, records_it, on, work, producer, producer_on in zip(
+        rows.tolist(), is_record.tolist(), *(column.tolist() for column in columns), strict=True
+    ):
         if records_it:
-            passed[row] = dict(pending[int(records.stream[row])][1])
+            passed[row] = dict(pending[on][1])
             continue
-        on, work, producer = int(waits.stream[row]), int(waits.work[row]), int(records.work[row])
         if on not in pending or pending[on][0] != work:  # the stream got new work: what it waited for before is done
             pending[on] = work, {}
-        pending[on][1].update(passed.get(row, {}))
+        if row in passed:
+            pending[on][1].update(passed[row])
         if producer != UNKNOWN:
-            pending[on][1][int(stream[producer])] = producer
+            pending[on][1][producer_on] = producer
     pairs = [(row, producer) for row, found in passed.items() for producer in found.values()]
     which, producers = np.array(pairs, np.int64).reshape(-1, 2).T
     return np.append(own[0], which), np.append(own[1], producers)

@@ -41,6 +41,7 @@ from ddp_prof.analyze.core.step_breakdown import (
     StepTimes,
     covered_by_each,
     find_device_steps,
+    find_windows,
     measure_breakdown,
     measure_step_times,
     sum_by_group,
@@ -171,7 +172,12 @@ class RankEvents(Brief):
     @cached_property
     def breakdown(self) -> StepBreakdown:
         """What filled the window of each step."""
-        return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
+        return measure_breakdown(self.events, self.windows, self.union_of)
+
+    @cached_property
+    def windows(self) -> tuple[Ints, Ints]:
+        """The start and the end of the window of each step; a window may be empty."""
+        return find_windows(self.events, self.steps, on_host=self.device is None)
 
     def time_by_part(self, window: Intervals) -> dict[str, Intervals]:
         """Return a window divided by what the rank did in it: by the name of the part, when it was.

@@ -76,31 +76,40 @@ class StepBreakdown(Table):
         return self.end_ns - self.start_ns
 
 
-def measure_breakdown(
-    events: Events, steps: Steps, union_of: Callable[[Category], Intervals], *, on_host: bool
-) -> StepBreakdown:
-    """Return what filled the window of each step of a rank. A step that launched nothing has an empty window.
+def find_windows(events: Events, steps: Steps, *, on_host: bool) -> tuple[Ints, Ints]:
+    """Return the start and the end of the window of each step of a rank. A step that launched nothing has an empty one.
 
     Args:
         events: The events of the rank.
         steps: Its steps.
-        union_of: Returns when the rank did work of a category.
         on_host: Whether the host itself computes: the window then includes the step's range.
     """
-    count = len(steps)
-    compute, memory = union_of(Category.COMPUTE), union_of(Category.MEMORY)
-    bare_memory = memory - compute
-    bare_communication = union_of(Category.COMMUNICATION) - compute - memory
-
     # From the first start to the last end of what each step launched.
-    start, end = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    start, end = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), np.iinfo(np.int64).min)
     if on_host:
         start, end = steps.start_ns.copy(), steps.end_ns.copy()
     rows = events.step >= 0
     np.minimum.at(start, events.step[rows], events.start_ns[rows])
     np.maximum.at(end, events.step[rows], events.end_ns[rows])
     launched = end >= start
-    start, end = np.where(launched, start, 0), np.where(launched, end, 0)
+    return np.where(launched, start, 0), np.where(launched, end, 0)
+
+
+def measure_breakdown(
+    events: Events, windows: tuple[Ints, Ints], union_of: Callable[[Category], Intervals]
+) -> StepBreakdown:
+    """Return what filled the window of each step of a rank.
+
+    Args:
+        events: The events of the rank.
+        windows: The windows of its steps; see :func:`find_windows`.
+        union_of: Returns when the rank did work of a category.
+    """
+    (start, end), count = windows, len(windows[0])
+    compute, memory = union_of(Category.COMPUTE), union_of(Category.MEMORY)
+    bare_memory = memory - compute
+    bare_communication = union_of(Category.COMMUNICATION) - compute - memory
+
     rows = (events.category == Category.COMMUNICATION) & (events.step >= 0)
     comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 

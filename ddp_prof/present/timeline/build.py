@@ -195,10 +195,10 @@ def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
     starts, ends, zeros = [], [], []
     for events, rows in ranks:
         if len(rows):
-            parts = events.breakdown
-            filled = rows[parts.window_ns[rows] > 0]
-            starts += [*events.steps.start_ns[rows], *parts.start_ns[filled]]
-            ends += [*events.steps.end_ns[rows], *parts.end_ns[filled]]
+            first, last = (of_steps[rows] for of_steps in events.windows)
+            filled = last > first
+            starts += [*events.steps.start_ns[rows], *first[filled]]
+            ends += [*events.steps.end_ns[rows], *last[filled]]
             zeros.append(events.steps.start_ns[rows].min())
     # The interval of the steps, if there are any.
     if starts:
@@ -253,10 +253,10 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
     """
     marks: dict[int, StepMark] = {}
     for events, rows in ranks:
-        for row in rows.tolist():
-            key = int(events.step_keys[row])
-            start = int(events.steps.start_ns[row]) - view.zero_ns
-            end = max(int(events.steps.end_ns[row]), int(events.breakdown.end_ns[row])) - view.zero_ns
+        start_ns = events.steps.start_ns[rows] - view.zero_ns
+        end_ns = np.maximum(events.steps.end_ns[rows], events.windows[1][rows]) - view.zero_ns
+        columns = (column.tolist() for column in (events.step_keys[rows], start_ns, end_ns))
+        for key, start, end in zip(*columns, strict=True):
             known = marks.get(key, StepMark(key, start, end))
             marks[key] = StepMark(key, min(start, known.start_ns), max(end, known.end_ns))
     return tuple(marks[key] for key in sorted(marks))

@@ -236,12 +236,16 @@ def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
         The positions of the boxes' starts and of their ends in ``times`` with the missing times inserted; and the
         missing times: those of the boxes that ``times`` lacks.
     """
-    start, end, known = boxes.start_ns, boxes.end_ns, np.append(times, 0)  # 0: for positions after the end
-    # Where a time belongs in the list; it is missing if another time is there.
-    starts, ends = np.searchsorted(times, start), np.searchsorted(times, end)
-    missing = np.unique(np.append(start[known[starts] != start], end[known[ends] != end]))
+    start, end = boxes.start_ns, boxes.end_ns
+    # Boxes that follow each other without a gap, as those of ``where time goes`` do, share their times.
+    is_shared = len(start) > 1 and np.array_equal(end[:-1], start[1:])
+    wanted = np.append(start, end[-1:]) if is_shared else np.append(start, end)
+    # Where a time belongs in the list; it is missing if another time is there. 0: for positions after the end.
+    found = np.searchsorted(times, wanted)
+    missing = np.unique(wanted[np.append(times, 0)[found] != wanted])
     # A position moves by the number of missing times before it.
-    return starts + np.searchsorted(missing, start), ends + np.searchsorted(missing, end), missing
+    found += np.searchsorted(missing, wanted)
+    return found[: len(start)], found[1:] if is_shared else found[len(start) :], missing
 
 
 def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:

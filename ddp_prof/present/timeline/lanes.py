@@ -220,11 +220,11 @@ def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
         Ascending times, and for each of them the key of the step to which the time from there to the next one belongs
         (``UNKNOWN`` for none).
     """
-    windows = rank.breakdown
-    rows = np.flatnonzero(windows.window_ns > 0)
-    rows = rows[np.argsort(windows.start_ns[rows], kind="stable")]
+    start, end = rank.windows
+    rows = np.flatnonzero(end > start)
+    rows = rows[np.argsort(start[rows], kind="stable")]
     # The latest end of the windows so far: windows may overlap.
-    start, over = windows.start_ns[rows], np.maximum.accumulate(windows.end_ns[rows])
+    start, over = start[rows], np.maximum.accumulate(end[rows])
     # Windows that are followed by a gap, which belongs to no step.
     is_last = over < np.append(start[1:], np.iinfo(np.int64).max)
     times = np.concatenate([start, over[is_last]])
@@ -398,14 +398,21 @@ def stack(start_ns: Ints, end_ns: Ints) -> Ints:
     order = np.argsort(start_ns, kind="stable")
     if np.all(start_ns[order][1:] >= end_ns[order][:-1]):
         return level
+    # Only an interval that meets another one can have a row below the first: it starts before the end of an earlier
+    # one, or the next one starts before its end or that of an earlier one.
+    start, end = start_ns[order], end_ns[order]
+    meets = start[1:] < np.maximum.accumulate(end)[:-1]
+    meeting = np.flatnonzero(np.append(False, meets) | np.append(meets, False))
     busy: list[tuple[int, int]] = []  # heap of (end, row): the rows in use
     free: list[int] = []  # heap of the rows that were used before
-    for item in order.tolist():
-        while busy and busy[0][0] <= start_ns[item]:
+    rows = []
+    for begins, ends in zip(start[meeting].tolist(), end[meeting].tolist(), strict=True):
+        while busy and busy[0][0] <= begins:
             heapq.heappush(free, heapq.heappop(busy)[1])
         row = heapq.heappop(free) if free else len(busy)
-        level[item] = row
-        heapq.heappush(busy, (int(end_ns[item]), row))
+        rows.append(row)
+        heapq.heappush(busy, (ends, row))
+    level[order[meeting]] = rows
     return level
 
 

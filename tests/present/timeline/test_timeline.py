@@ -295,6 +295,9 @@ class TestStack:
             assert np.all(start[level == row][order][1:] >= end[level == row][order][:-1])
         in_flight = max((int(((start <= at) & (end > at)).sum()) for at in start), default=0)
         assert len(np.unique(level)) == in_flight
+        for at in np.flatnonzero(level):
+            meets = (start <= start[at]) & (end > start[at])
+            assert {*range(level[at])} <= {*level[meets]}, "the rows above it are in use where it starts"
 
 
 class TestSelection:
