@@ -220,7 +220,7 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
 def test_no_run_is_fastest_where_another_is_as_fast() -> None:
     runs = [summary("naive", 1, 0, 85), summary("overlap", 1.1, 0.67, 96), summary("flat", 1.34, 0, 34)]
     runs += [replace(summary("torch", 1.33, 0.4, 50), step_ns=101_000_000), summary("fsdp", 0.5, 0, 50)]
-    runs[2:] = [replace(run, step_half_width_ns=1_000_000) for run in runs[2:4]] + runs[4:]
+    runs[2:] = [replace(run, find_step_half_width=lambda: 1_000_000) for run in runs[2:4]] + runs[4:]
     assert describe_changes(runs)[1] == (
         "flat has the shortest median step, 25 % shorter, and it hides 0 %, but is not clearly faster than torch."
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ddp_prof.analyze.overlap import TraceOverlap, keys_of
 from ddp_prof.analyze.quality import GRAPHS, NOT_TIMED, reason_of_run
-from ddp_prof.analyze.statistics import RatioOfRepeats, StepMedian, median_of_steps, ratio_of_repeats
+from ddp_prof.analyze.statistics import RatioOfRepeats, half_width_of_steps, ratio_of_repeats
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap, hide
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Hidden, column, derived
@@ -85,12 +86,6 @@ class VariantSummary:
         stays=USUALLY,
         decimals=2,
     )
-    step_half_width_ns: int | None = column(
-        "half of the interval of the median length of a step", default=None, null="too few steps"
-    )
-    exposed_half_width_ns: int | None = column(
-        "half of the interval of ``exposed_ns``", default=None, null="too few steps"
-    )
     overlap_ratio_without_outliers: float | None = column(
         "``overlap_ratio`` without the steps that stand out", default=None, null="no steps do"
     )
@@ -138,6 +133,21 @@ class VariantSummary:
     turns_ns: Mapping[str, float] = column(
         "median step of each round of training in turns, unprofiled; empty without turns", default_factory=dict
     )
+    # Drawing steps (bootstrap) takes longer than all other figures, and most tables do not show its result.
+    find_step_half_width: Callable[[], int | None] = field(default=lambda: None, repr=False, compare=False)
+    find_exposed_half_width: Callable[[], int | None] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    @derived("half of the interval of the median length of a step", null="too few steps", after="speedup")
+    def step_half_width_ns(self) -> int | None:
+        """Half of the interval of ``step_ns``."""
+        return self.find_step_half_width()
+
+    @property
+    @derived("half of the interval of ``exposed_ns``", null="too few steps", after="step_half_width_ns")
+    def exposed_half_width_ns(self) -> int | None:
+        """Half of the interval of ``exposed_ns``."""
+        return self.find_exposed_half_width()
 
     @property
     @derived(
@@ -306,21 +316,21 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         if any(getattr(step, name) is None for step in steps):
             times[name] = None
     # Medians with their intervals: of the length of steps and of exposed time.
-    step = median_of_steps(
-        [rank.lengths_ns for rank in result.ranks], [keys_of(rank.timed_steps) for rank in result.ranks]
-    )
+    step_ns = [rank.lengths_ns for rank in result.ranks]
+    step_width = _half_width_on_demand(step_ns, [keys_of(rank.timed_steps) for rank in result.ranks])
     known = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
-    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in known], list(map(keys_of, known)))
+    exposed = [_known_values(of_rank, "exposed_ns") for of_rank in known]
+    exposed_width = _half_width_on_demand(exposed, list(map(keys_of, known)))
+    exposed_ns = _rounded_median(exposed)
     is_hidden = any(step.comm_ns is not None and step.exposed_ns is None for step in steps)
     if is_hidden:
         # For some steps, it is not known how much of their communication was overlapped. They may be all steps of a
         # rank, so the steps in which it is known do not stand for them.
-        exposed = None
+        exposed_ns, exposed_width = None, _half_width_on_demand([], [])
     blocked = sum(bool(step.blocking_ns) for step in steps)
-    lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
+    lengths = [ns for of_rank in step_ns for ns in of_rank]
     outliers = result.outliers
     figures_ns: dict[str, Any] = {name: None if ns is None else round(ns) for name, ns in times.items()}
-    exposed_ns = None if exposed is None else round(exposed.value)
     nearest = _length_of_typical_step(by_rank)
     is_known = figures_ns["comm_ns"] is not None and exposed_ns is not None
     return VariantSummary(
@@ -328,7 +338,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         device=result.device,
         ranks=len(result.job_ranks),
         steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
-        step_ns=None if step is None else round(step.value),
+        step_ns=_rounded_median(step_ns),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if len(lengths) > 1 else None,
         # If no collective was seen and the time of communication is not known, there may have been some: ``None``.
         collectives=_median(steps, "collectives") or (None if figures_ns["comm_ns"] is None else 0.0),
@@ -342,8 +352,8 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         overlap_ratio=None if is_hidden else _share_of_communication(result, "overlapped_ns"),
         backward_overlap_ratio=None if is_hidden else _share_of_communication(result, "backward_overlapped_ns"),
         speedup=None,
-        step_half_width_ns=_half_width(step),
-        exposed_half_width_ns=_half_width(exposed),
+        find_step_half_width=step_width,
+        find_exposed_half_width=exposed_width,
         blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,
         reason=reason,
         communicating_steps=max(map(len, communicating), default=0),
@@ -383,8 +393,24 @@ def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLen
     return length
 
 
-def _half_width(median: StepMedian | None) -> int | None:
-    return None if median is None or median.half_width is None else round(median.half_width)
+def _rounded_median(ranks: Sequence[Sequence[float]]) -> int | None:
+    """Return the median over the steps of all ranks; ``None`` without steps."""
+    values = [value for of_rank in ranks for value in of_rank]
+    return round(float(np.median(values))) if values else None
+
+
+def _half_width_on_demand(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]]) -> Callable[[], int | None]:
+    """Return a function that measures half of the interval of the median over the steps of all ranks, once.
+
+    The arguments are those of ``half_width_of_steps``.
+    """
+
+    @cache
+    def find() -> int | None:
+        half_width = half_width_of_steps(ranks, keys=keys)
+        return None if half_width is None else round(half_width)
+
+    return find
 
 
 def _median(steps: Sequence[StepOverlap | StepLength], name: str) -> float | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.variants import comparison
 from ddp_prof.analyze.variants.comparison import PARTS, VariantSummary, _with_speedup, compare_variants
 from tests.drawing import draw_trace
 
@@ -39,7 +42,12 @@ def test_a_speedup_that_the_machine_made_is_not_told() -> None:
         (found,) = compare_variants([measure_overlap(draw_trace(ranges={"step 0": "####"}, path=f"{label}.sqlite"))])
         parts = dict.fromkeys(PARTS, 0) | {"compute_only": compute_ns, "exposed": step_ns - compute_ns}
         return replace(
-            found, label=label, step_ns=step_ns, compute_only_ns=compute_ns, parts_ns=parts, step_half_width_ns=10
+            found,
+            label=label,
+            step_ns=step_ns,
+            compute_only_ns=compute_ns,
+            parts_ns=parts,
+            find_step_half_width=lambda: 10,
         )
 
     naive = summary("naive", 4000, 3000)
@@ -66,3 +74,16 @@ def test_collectives_that_were_not_recorded_are_not_none_of_them() -> None:
     )
     (seen,) = compare_variants([measure_overlap(trace)])
     assert seen.collectives == 1
+
+
+def test_intervals_are_measured_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing steps takes longer than all other figures of a run, and a summary shows none of the intervals."""
+    asked: list[int] = []
+    measure = comparison.half_width_of_steps
+    monkeypatch.setattr(
+        comparison, "half_width_of_steps", lambda ranks, keys: asked.append(len(ranks)) or measure(ranks, keys=keys)
+    )
+    ranges = {"step 0": "###", "step 1": "...####", "step 2": ".......#####", "step 3": "............###"}
+    (found,) = compare_variants([measure_overlap(draw_trace(ranges=ranges))])
+    assert (found.step_ns, asked) == (4, []), "steps of 3, 4, 5 and 3: the median is 3.5"
+    assert (found.step_half_width_ns, found.step_half_width_ns, asked) == (1, 1, [1])
