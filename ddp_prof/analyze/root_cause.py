@@ -193,7 +193,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         for key, length_ns in zip(rank.step_keys.tolist(), rank.times.length_ns.tolist(), strict=False)
         if key == typical
     ]
-    alike = find_alike_times(one for one in found.collectives if one.op == own[0].op)
+    alike = find_alike_times(run, own[0].op) if own[0].op else None
     late = next((one for one in (skew.steps if skew else ()) if one.step == typical and one.last is not None), None)
     if skew and late and late.last is not None and 2 * skew.ranks[late.last].last_steps <= len(skew.steps):
         late = None  # in less than half of the steps: different ranks are late in different steps

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 
-from ddp_prof.analyze.collectives.collective import Collective
+import numpy as np
+
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
+from ddp_prof.communication import OPERATIONS
+from ddp_prof.trace import UNKNOWN
 
 LEAST_TIMES = 3
 """Smallest number of collectives that a size needs to count."""
@@ -40,22 +42,36 @@ class AlikeTimes:
     large_ns: int
 
 
-def find_alike_times(collectives: Iterable[Collective]) -> AlikeTimes | None:
+def find_alike_times(run: RunAnalysis, only: str | None = None) -> AlikeTimes | None:
     """Return an operation whose smallest and largest messages take equally long; ``None`` if there is none.
 
-    If there are several, it is the one on which most time is spent.
+    If there are several, it is the one on which most time is spent. ``only`` is the operation to look at, ``None`` for
+    all operations.
     """
-    # By operation and size: the time of each collective.
-    times: dict[str, dict[int, list[int]]] = {}
-    for one in collectives:
-        if one.op is not None and one.bytes is not None and one.bytes >= FEW_BYTES:
-            of_size = times.setdefault(one.op, {}).setdefault(one.bytes, [])
-            of_size.append(one.duration_ns if one.transfer_ns is None else one.transfer_ns)
-    found = []
-    for operation, by_size in times.items():
-        sizes = sorted(size for size, of_size in by_size.items() if len(of_size) >= LEAST_TIMES)
-        if sizes and sizes[-1] >= max(LEAST_RATIO * sizes[0], LEAST_BYTES):
-            small_ns, large_ns = (round(median(by_size[size])) for size in (sizes[0], sizes[-1]))
+    if not run.ranks:
+        return None
+    # Of each collective its operation, its size and its time; only those that count.
+    columns = [
+        (
+            of_rank.operation,
+            of_rank.bytes,
+            np.where(transfer_ns == UNKNOWN, of_rank.end_ns - of_rank.start_ns, transfer_ns),
+        )
+        for of_rank, transfer_ns in zip((rank.timings for rank in run.ranks), run.transfers_ns, strict=True)
+    ]
+    operation, size, time_ns = map(np.concatenate, zip(*columns, strict=True))
+    counts = (operation != UNKNOWN) & (size >= FEW_BYTES)
+    if only is not None:
+        counts &= operation == OPERATIONS.index(only)
+    operation, size, time_ns = operation[counts], size[counts], time_ns[counts]
+    found: dict[AlikeTimes, int] = {}  # with the time spent on the operation
+    for code in dict.fromkeys(operation.tolist()):
+        is_it = operation == code
+        sizes, times = np.unique(size[is_it], return_counts=True)
+        sizes = sizes[times >= LEAST_TIMES]
+        if len(sizes) and sizes[-1] >= max(LEAST_RATIO * sizes[0], LEAST_BYTES):
+            small, large = int(sizes[0]), int(sizes[-1])
+            small_ns, large_ns = (round(float(np.median(time_ns[is_it & (size == one)]))) for one in (small, large))
             if 0 < large_ns <= MOST_LONGER * small_ns:
-                found.append(AlikeTimes(operation, sizes[0], sizes[-1], small_ns, large_ns))
-    return max(found, key=lambda alike: sum(map(sum, times[alike.operation].values())), default=None)
+                found[AlikeTimes(OPERATIONS[code], small, large, small_ns, large_ns)] = int(time_ns[is_it].sum())
+    return max(found, key=found.__getitem__, default=None)

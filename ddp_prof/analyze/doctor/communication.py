@@ -395,7 +395,7 @@ def time_without_size(run: RunEvidence) -> Finding | None:
     """
     if run.collectives.reason or not run.analysis.has_steps:
         return None
-    alike = find_alike_times(run.collectives.collectives)
+    alike = find_alike_times(run.analysis)
     exposed = [step.exposed_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
     window = [step.window_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
     if not alike or median_or_zero(exposed) <= WORTH * median_or_zero(window):
