@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.critical.critical_path import RunCritical, StepPath
 from ddp_prof.columns import Row, document_of, table_columns, table_row
-from ddp_prof.present.table import Digest, TableView, run_document
+from ddp_prof.present.table import Digest, Document, TableView, run_document
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
 
 CRITICAL_SCHEMA = 2
@@ -48,15 +48,18 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
         *run.warnings,
     ]
-    document = run_document(
-        run,
-        schema=CRITICAL_SCHEMA,
-        steps=[document_of(path) for path in critical.steps],
-        reason=critical.reason,
-        gain_reason=critical.gain_reason,
-        headline=headline,
-        warnings=list(run.warnings),
-    )
+
+    def document() -> Document:
+        return run_document(
+            run,
+            schema=CRITICAL_SCHEMA,
+            steps=[document_of(path) for path in critical.steps],
+            reason=critical.reason,
+            gain_reason=critical.gain_reason,
+            headline=headline,
+            warnings=list(run.warnings),
+        )
+
     digest = Digest("path_ms", tuple(one.table_key for one in table_columns(StepPath) if one.adds_up), "ends_on")
     return TableView(join_lines([title, headline]), rows, notes if rows else run.warnings, document, digest=digest)
 

@@ -48,7 +48,13 @@ def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None 
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
         )
     title = join_lines(filter(None, (headline, _title(result))))
-    document = {
+    rows = _rows(result, by_step=by_step)
+    return TableView(title, rows, notes, lambda: _document(result, headline, cost), digest=DIGEST)
+
+
+def _document(result: TraceOverlap, headline: str, cost: RunCost | None) -> Document:
+    """Return the document for JSON, with every step; the arguments are those of :func:`overlap_view`."""
+    return {
         "schema": SCHEMA,
         "trace": str(result.trace),
         **values_of(result, "label", "source", "producer", "device"),
@@ -62,7 +68,6 @@ def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None 
         "headline": headline,
         "missing": result.missing,
     }
-    return TableView(title, _rows(result, by_step=by_step), notes, document, digest=DIGEST)
 
 
 def steps_view(result: TraceOverlap) -> TableView:

@@ -6,7 +6,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.columns import Row, document_of, table_row
 from ddp_prof.present.headlines import skew_headline
-from ddp_prof.present.table import Digest, TableView, run_document
+from ddp_prof.present.table import Digest, Document, TableView, run_document
 from ddp_prof.present.tables.collectives import alignment_document, alignment_note
 from ddp_prof.present.text import count_noun, join_lines, source_name
 
@@ -24,16 +24,19 @@ SKEW_DIGEST = Digest(
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """Return the table of skew, with a row per rank; no rows if lags are not known."""
     headline = skew_headline(skew).text
-    document = run_document(
-        run,
-        schema=SKEW_SCHEMA,
-        ranks=[document_of(rank) for rank in skew.ranks],
-        steps=[document_of(step) for step in skew.steps],
-        straggler=skew.straggler,
-        alignment=alignment_document(skew.alignment),
-        headline=headline,
-        warnings=list(skew.warnings),
-    )
+
+    def document() -> Document:
+        return run_document(
+            run,
+            schema=SKEW_SCHEMA,
+            ranks=[document_of(rank) for rank in skew.ranks],
+            steps=[document_of(step) for step in skew.steps],
+            straggler=skew.straggler,
+            alignment=alignment_document(skew.alignment),
+            headline=headline,
+            warnings=list(skew.warnings),
+        )
+
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if skew.reason:  # the rows would have only zeros
         return TableView(join_lines([title, headline]), [], skew.warnings, document)

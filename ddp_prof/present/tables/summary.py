@@ -136,7 +136,10 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
         runs: The runs, at least one.
         whole: Whether to add the notes, and the sentences that the short answer leaves out.
     """
-    document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
+
+    def document() -> Document:
+        return {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
+
     rows = [_row(run) for run in runs]
     if len(runs) == 1:
         named = _whole_lines(runs[0]) if whole else _short_lines(runs[0])
