@@ -29,6 +29,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     divide_by_when,
     divide_by_why,
     explain_exposure,
+    wait_end_ns,
 )
 from ddp_prof.analyze.collectives.matching import LOOKED_AT, NEEDS_ALL, Matches, match_collectives
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
@@ -288,7 +289,7 @@ class RunAnalysis(Brief):
     def has_steps(self) -> bool:
         return any(len(rank.times) for rank in self.ranks)
 
-    @property
+    @cached_property
     def step_names(self) -> dict[int, str]:
         """The name of each step by its key; if ranks have different names for it, that of the first rank."""
         return {key: name for rank in reversed(self.ranks) for key, name in rank.step_names.items() if key != UNKNOWN}
@@ -330,6 +331,13 @@ class RunAnalysis(Brief):
         return tuple(
             np.where(transfer == UNKNOWN, UNKNOWN, rank.timings.end_ns - rank.timings.start_ns - transfer)
             for rank, transfer in zip(self.ranks, self.transfers_ns, strict=True)
+        )
+
+    @cached_property
+    def wait_ends_ns(self) -> tuple[Ints, ...]:
+        """For each rank, the end of each collective's wait for peers; see :func:`.wait_end_ns`."""
+        return tuple(
+            wait_end_ns(rank.timings, wait_ns) for rank, wait_ns in zip(self.ranks, self.waits_ns, strict=True)
         )
 
     @cached_property

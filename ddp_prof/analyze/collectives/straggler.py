@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_prof.analyze.collectives.exposed_time import WHENS, PhaseParts, wait_end_ns
+from ddp_prof.analyze.collectives.exposed_time import WHENS, PhaseParts
 from ddp_prof.analyze.collectives.lateness import measure_lateness
 from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, ClockOffset, RunAnalysis
@@ -545,12 +545,12 @@ def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None)
     ``ranks`` are indices of the ranks to show, by default all. Ranks without collectives in the step are left out.
     """
     drawn = []
-    for index, (rank, wait_ns, parts) in enumerate(zip(run.ranks, run.waits_ns, run.parts, strict=True)):
+    for index, (rank, wait_end, parts) in enumerate(zip(run.ranks, run.wait_ends_ns, run.parts, strict=True)):
         if ranks is not None and index not in ranks:
             continue
         rows = np.flatnonzero(rank.keys == step)
         if len(rows):
-            drawn.append((rank, rows, wait_ns, parts, run.alignment.offset_for(rank.clock)))
+            drawn.append((rank, rows, wait_end, parts, run.alignment.offset_for(rank.clock)))
     origin = min((int(clock.common_ns(_first_time(rank, rows))) for rank, rows, *_, clock in drawn), default=0)
     return tuple(_rank_view(*part, origin) for part in drawn)
 
@@ -564,14 +564,15 @@ def _first_time(rank: RankCollectives, rows: Ints) -> Ints:
 
 
 def _rank_view(
-    rank: RankCollectives, rows: Ints, wait_ns: Ints, parts: Mapping[str, PhaseParts], clock: ClockOffset, origin: int
+    rank: RankCollectives, rows: Ints, wait_end: Ints, parts: Mapping[str, PhaseParts], clock: ClockOffset, origin: int
 ) -> RankStepView:
     """Return the view of one rank.
 
     Args:
         rank: The rank.
         rows: The rows of its collectives in the step.
-        wait_ns: How long each of its collectives waited for peers, as in :attr:`.RunAnalysis.waits_ns`.
+        wait_end: When each of its collectives' wait for peers ended; the rank's element of
+            :attr:`.RunAnalysis.wait_ends_ns`.
         parts: The rank's element of :attr:`.RunAnalysis.parts`.
         clock: Converts the rank's times to the common clock.
         origin: Time 0 of the picture on the common clock.
@@ -586,7 +587,7 @@ def _rank_view(
     # Compute from the first known time of the collectives to their last end.
     window = union(_first_time(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
-    found = _exposed(rank, rows, wait_ns, parts, compute, since)
+    found = _exposed(rows, wait_end, parts, compute, since)
     exposed = [None if rank.reason else tuple(found[row]) for row in rows.tolist()]
     times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
     sizes = (none_for_unknown(column[rows]) for column in (timings.bucket, timings.bytes))
@@ -600,21 +601,22 @@ def _rank_view(
 
 
 def _exposed(
-    rank: RankCollectives,
     rows: Ints,
-    wait_ns: Ints,
+    wait_end: Ints,
     parts: Mapping[str, PhaseParts],
     compute: Intervals,
     since: Callable[[Ints], list[int]],
 ) -> dict[int, list[ExposedStretch]]:
     """Return the exposed parts of the collectives in ``rows``, by row.
 
-    ``compute`` is the rank's compute in the step; ``since`` converts the rank's times to times of the picture.
+    ``compute`` is the rank's compute in the step; ``since`` converts the rank's times to times of the picture. For
+    ``wait_end`` and ``parts`` see :func:`_rank_view`.
     """
     found: dict[int, list[ExposedStretch]] = {row: [] for row in rows.tolist()}
-    wait_end = wait_end_ns(rank.timings, wait_ns)
+    is_chosen = np.zeros(len(wait_end), np.bool_)
+    is_chosen[rows] = True
     for why, every in parts.items():
-        cells = select(every, np.isin(every.row, rows) & (every.start_ns < every.end_ns))
+        cells = select(every, is_chosen[every.row] & (every.start_ns < every.end_ns))
         cells = select(cells, np.argsort(cells.start_ns))
         bare = Intervals(cells.start_ns, cells.end_ns) - compute  # cells are disjoint: each instant belongs to one
         cell = np.searchsorted(cells.start_ns, bare.start_ns, side="right") - 1

@@ -22,6 +22,7 @@ launch, and the last operation on that stream is the one that the same thread la
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,7 @@ class RankCollectives(RankResult):
         numbers = np.where(self.step_numbers == UNKNOWN, self.step_keys, self.step_numbers)
         return dict(zip(self.step_keys.tolist(), Steps.from_numbers(numbers).names, strict=True))
 
-    @property
+    @cached_property
     def keys(self) -> Ints:
         """The key of each collective's step, ``UNKNOWN`` outside of all steps."""
         return take_or_unknown(self.step_keys, self.timings.step)

@@ -114,14 +114,15 @@ def _without_return_type(name: str) -> str:
     """
     # How deep the letter is in parentheses, and outside of these in angle brackets; where the name begins.
     inside = in_types = begin = 0
-    for at, letter in enumerate(name[:_LONGEST_TYPE]):
+    for found in re.finditer("[()<> ]", name[:_LONGEST_TYPE]):
+        letter = found[0]
         if letter == "(" and not inside and not in_types:
             return name[begin:]
         inside += (letter == "(") - (letter == ")")
         if not inside:
             in_types = max(0, in_types + (letter == "<") - (letter == ">"))
         if letter == " " and not inside and not in_types:
-            begin = at + 1
+            begin = found.end()
     return name
 
 
