@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -78,6 +79,11 @@ def _is_path(argument: str) -> bool:
     return looks_like_path or os.path.lexists(argument)
 
 
+_OBJECTS_PER_SEARCH = 100_000
+"""New objects after which the garbage collector searches for cycles. By default (700) the searches take a tenth of the
+time of a command, whose objects live to its end and are in no cycles."""
+
+
 class Commands(click.Group):
     """The program's group of commands. A command's module is imported on first use, so that ``--help`` is fast."""
 
@@ -87,6 +93,8 @@ class Commands(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the program. Characters that the terminal lacks become question marks; closed streams get no output."""
         self.is_program = not args and extra.get("args") is None  # which takes the arguments from sys.argv
+        if self.is_program:
+            gc.set_threshold(_OBJECTS_PER_SEARCH)
         sys.stdout, sys.stderr = (stream or io.TextIOWrapper(io.BytesIO()) for stream in (sys.stdout, sys.stderr))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
