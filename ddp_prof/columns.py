@@ -247,15 +247,18 @@ def table_columns(kind: type) -> list[ResultColumn]:
     return shown
 
 
-def table_rows(results: Sequence[Any]) -> list[Row]:
-    """Return a table row for each result; all results are of one class.
+def table_rows(results: Sequence[Any], most: int | None = None) -> list[Row]:
+    """Return a table row for each result, or for the first ``most`` results; all results are of one class.
 
-    A column with ``shown_above`` is left out if no value is larger than that.
+    A column of this class with ``shown_above`` is left out if no value of any result is larger than that.
     """
-    rows = [table_row(result) for result in results]
-    for one in table_columns(type(results[0])) if results else ():
-        values = [row[one.table_key] for row in rows]
-        if one.shown_above is not None and all(_number(value) <= one.shown_above for value in values):
+    if not results:
+        return []
+    kind: type = type(results[0])
+    rows = [table_row(result) for result in results[:most]]
+    for one in result_columns(kind):
+        least = one.shown_above
+        if least is not None and all(_number(one.table_value(one.of(result))) <= least for result in results):
             rows = [{key: value for key, value in row.items() if key != one.table_key} for row in rows]
     return rows
 

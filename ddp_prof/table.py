@@ -88,7 +88,11 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
 
 def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
     """Return the column's value at each of the rows; ``missing`` where the row is ``UNKNOWN``."""
-    return np.where(rows == UNKNOWN, missing, column[rows]) if len(column) else np.full_like(rows, missing)
+    if not len(column):
+        return np.full_like(rows, missing)
+    found = column[rows]
+    found[rows == UNKNOWN] = missing
+    return found
 
 
 def is_among(values: Ints, others: Ints) -> Mask:

@@ -135,7 +135,7 @@ EVER = union_of_one(-(2**62), 2**62)
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:
     """Return the union of intervals, which may overlap, be in any order, or be empty (end <= start)."""
-    start, end, _ = _unite(start_ns, end_ns)
+    start, end, *_ = _unite(start_ns, end_ns)
     return Intervals(start, end)
 
 
@@ -153,18 +153,21 @@ def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Int
     origin = int(start_ns.min())
     span = max(0, int(end_ns.max()) - origin) + 1
     shift = group * span - origin
-    start, end, row = _unite(start_ns + shift, end_ns + shift)
-    group = group[row]
+    start, end, first, rows = _unite(start_ns + shift, end_ns + shift)
+    group = group[rows[first]]
     shift = group * span - origin
     return start - shift, end - shift, group
 
 
-def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return starts and ends of the union's intervals, and for each of them a row of the input that lies in it."""
+def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return starts and ends of the union's intervals, and ``first`` and ``rows``.
+
+    ``rows[first]`` is for each of these intervals a row of the input that lies in it.
+    """
     rows = np.flatnonzero(end > start)
     if not len(rows):
         nothing = np.empty(0, np.int64)
-        return nothing, nothing, nothing
+        return nothing, nothing, nothing, nothing
     if len(rows) < len(start) or np.any(start[1:] < start[:-1]):
         rows = rows[np.argsort(start[rows], kind="stable")]
         start, end = start[rows], end[rows]
@@ -172,7 +175,7 @@ def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     reach = np.maximum.accumulate(end)
     first = np.flatnonzero(np.concatenate([[True], start[1:] > reach[:-1]]))
     last = np.append(first[1:], len(rows)) - 1
-    return start[first], reach[last], rows[first]
+    return start[first], reach[last], first, rows
 
 
 def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:

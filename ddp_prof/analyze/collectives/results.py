@@ -129,8 +129,11 @@ class RunCollectives(FrameResult):
 
         The exposed time during backward, and after it, is then not known.
         """
-        known = {one.name for one in self.collectives if one.before_backward_end_ns is not None}
-        return frozenset(one.name for one in self.collectives) - known
+        return frozenset(
+            rank.name
+            for rank in self.run.ranks
+            if len(rank.timings) and np.all(rank.timings.backward_end_ns == NO_TIME)
+        )
 
     def only_known(self, row: dict[str, Any], rank: str) -> dict[str, Any]:
         """Return a row of the frame with ``None`` in the columns that are not known for its rank.

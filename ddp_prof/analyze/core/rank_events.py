@@ -187,13 +187,12 @@ class RankEvents(Brief):
         compute, communication, memory = (
             self.union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
         )
-        busy = compute | communication
         return {
             "compute_only": compute - communication,
             "overlapped": communication & compute,
             "exposed": communication - compute,
-            "exposed_memory": memory - busy,
-            "idle": window - (busy | memory),
+            "exposed_memory": memory - compute - communication,
+            "idle": window - compute - (communication | memory),
         }
 
     @cached_property

@@ -6,7 +6,6 @@ It works offline, from the disk; its pages share one plotly.js.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -450,10 +449,9 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in views.items()}
     figures = {} if step is None else {"collectives": drawn[step]}
     # The rows of the table, by step.
-    by_step: dict[int | None, list[Collective]] = defaultdict(list)
-    for one in found.collectives.collectives:
-        by_step[one.step_key].append(one)
-    rows = {key: _rows_by_cost(found.collectives, by_step[key], ranks) for key, ranks in views.items()}
+    rows = {
+        key: _rows_by_cost(found.collectives, found.collectives.of_step(key), ranks) for key, ranks in views.items()
+    }
     columns = _columns_of_steps([row for of_step in rows.values() for _, row in of_step])
     steps = {key: found.run.step_names[key] for key in drawn} if found.run.has_steps else {}
     figures |= {f"step-{key}": drawn[key] for key in steps}

@@ -72,19 +72,18 @@ def _document(result: TraceOverlap, headline: str, cost: RunCost | None) -> Docu
 
 def steps_view(result: TraceOverlap) -> TableView:
     """Return the table of the first ``MOST_STEPS`` rows by step, for a page."""
-    rows = _rows(result, by_step=True)
-    more = [f"{count_noun(len(rows) - MOST_STEPS, 'more row')}; all of them: ddp-prof overlap --steps"]
-    notes = [*_window_notes(result), *(more if len(rows) > MOST_STEPS else [])]
-    return TableView("the steps", rows[:MOST_STEPS], notes, {})
+    left_out = sum(len(rank.steps) for rank in result.ranks) - MOST_STEPS
+    more = [f"{count_noun(left_out, 'more row')}; all of them: ddp-prof overlap --steps"] if left_out > 0 else []
+    return TableView("the steps", _rows(result, by_step=True, most=MOST_STEPS), [*_window_notes(result), *more], {})
 
 
-def _rows(result: TraceOverlap, *, by_step: bool) -> list[Row]:
-    """Return a row for each rank, or with ``by_step`` for each step of each rank."""
+def _rows(result: TraceOverlap, *, by_step: bool, most: int | None = None) -> list[Row]:
+    """Return a row for each rank, or with ``by_step`` for each step of each rank; of many rows the first ``most``."""
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
     # The figures of all rows are made at once, since a column may be left out for all of them.
-    figures = iter(table_rows([of for rank in result.ranks for of in (rank.steps if by_step else [rank])]))
-    for rank in result.ranks:
+    shown = [(rank, of) for rank in result.ranks for of in (rank.steps if by_step else [rank])]
+    for (rank, of), figures in zip(shown[:most], table_rows([of for _, of in shown], most), strict=True):
         identity: Row = {
             "run": f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label,
             **({"node": rank.node} if has_nodes else {}),
@@ -92,9 +91,8 @@ def _rows(result: TraceOverlap, *, by_step: bool) -> list[Row]:
             "process": rank.process,
             "device": "cpu" if rank.device is None else rank.device,
         }
-        for of in rank.steps if by_step else [rank]:
-            of_step: Row = {"step": of.step} if isinstance(of, StepOverlap) else {}
-            rows.append({**identity, **of_step, **next(figures), **_communication_not_recorded(rank, of)})
+        of_step: Row = {"step": of.step} if isinstance(of, StepOverlap) else {}
+        rows.append({**identity, **of_step, **figures, **_communication_not_recorded(rank, of)})
     return rows
 
 

@@ -173,17 +173,24 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     """
     if not len(rank.including_warmup.events) or rank.hides_backward:  # idle time is not known either
         return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
+    divided = divide(rank.including_warmup, view)
+    start = np.concatenate([part.start_ns for part in divided.values()])
+    category = np.repeat([CODE[name] for name in divided], list(map(len, divided.values())))
+    order = np.argsort(start, kind="stable")
+    start, category = start[order], category[order]
     # Boxes are cut where a step, or a gap between steps, begins, so that each lies in one step or in none.
     begins, owners = _owners(rank)
-    divided = divide(rank.including_warmup, view)
-    pieces = [cut(part, begins) for part in divided.values()]
-    start, end = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    category = np.repeat([CODE[name] for name in divided], [len(starts) for starts, _ in pieces])
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    step = take_or_unknown(owners, np.searchsorted(begins, start, side="right") - 1)
-    boxes = make_boxes(view, (start, end), category[order], step=step, level=np.zeros_like(start))
-    return Lane(_STRIP_TITLE, model.STRIP, boxes)
+    at = np.searchsorted(start, begins, side="right")
+    is_inside = (at > 0) & (begins < view.end_ns)
+    is_inside[is_inside] = start[at[is_inside] - 1] != begins[is_inside]
+    at = at[is_inside]
+    start, category = np.insert(start, at, begins[is_inside]), np.insert(category, at, category[at - 1])
+    # The parts leave no gap: each box ends where the next one starts. A step has the boxes up to where the next begins.
+    end = np.append(start[1:], view.end_ns)[: len(start)]
+    borders = np.concatenate([[0], np.searchsorted(start, begins), [len(start)]])
+    step = np.repeat(np.append(UNKNOWN, owners), np.diff(borders))
+    level = np.broadcast_to(np.int64(0), len(start))
+    return Lane(_STRIP_TITLE, model.STRIP, make_boxes(view, (start, end), category, step=step, level=level))
 
 
 def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
@@ -246,15 +253,6 @@ def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
     parts = {name: instants - graphs for name, instants in parts.items()}
     unnamed = parts[theme.IDLE] & rank.union_of(Category.UNKNOWN)
     return parts | {theme.GRAPH: graphs, theme.UNNAMED: unnamed, theme.IDLE: parts[theme.IDLE] - unnamed}
-
-
-def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
-    """Cut the intervals at some times; return the starts and ends of the pieces, both sorted."""
-    # How many intervals start before each time, and how many end until then: one more started if the time is inside.
-    begun = np.searchsorted(intervals.start_ns, at_ns, side="left")
-    ended = np.searchsorted(intervals.end_ns, at_ns, side="right")
-    inside = at_ns[begun > ended]
-    return np.sort(np.concatenate([intervals.start_ns, inside])), np.sort(np.concatenate([intervals.end_ns, inside]))
 
 
 INFERRED = "backward (inferred: launched by autograd's threads)"
