@@ -14,6 +14,7 @@ from ddp_prof.analyze.statistics import (
     bootstrap_interval,
     half_width_of_change,
     half_width_of_steps,
+    intervals_of_sums,
     mean_per_draw,
     median_of_steps,
     median_per_draw,
@@ -58,6 +59,30 @@ def test_the_same_steps_have_the_same_interval_however_many_are_drawn_at_once(mo
     whole = bootstrap_interval(steps)
     monkeypatch.setattr(statistics, "_BATCH_VALUES", 7 * steps.size)
     assert bootstrap_interval(steps) == whole == bootstrap_interval(steps)
+
+
+@pytest.mark.parametrize("steps", [(3, 2), (40, 3), (2_000, 20)])
+def test_the_median_of_many_ranks_is_that_of_all_values_drawn(steps: tuple[int, int]) -> None:
+    """Equal values among them; the last has more values than 16 bits number."""
+    values = np.random.default_rng(4).integers(0, 50, steps) / 4
+
+    def slowly(drawn: statistics.Numbers) -> statistics.Numbers:
+        return np.array(np.median(drawn, axis=(1, 2)))
+
+    assert bootstrap_interval(values) == bootstrap_interval(values, slowly)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 2**40)), max_size=12), st.integers(1, 100))
+def test_the_intervals_of_figures_of_sums_are_those_of_the_steps_drawn(
+    steps: list[tuple[int, int]], batch: int
+) -> None:
+    """Both are exact, for halves of nanoseconds, too, as medians are."""
+    values = np.array(steps, float).reshape(len(steps), 2) / 2
+    figures = [lambda sums: sums[..., 0] / sums[..., 1], lambda sums: sums.sum(axis=-1)]
+    of_draws = [bootstrap_interval(values, lambda drawn, of=figure: of(drawn.sum(axis=1))) for figure in figures]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "_BATCH_VALUES", batch * max(1, len(steps)))
+        assert intervals_of_sums(values, figures) == of_draws
 
 
 def test_two_steps_tell_no_scatter_and_none_no_median() -> None:

@@ -33,7 +33,7 @@ from ddp_prof.analyze.critical.critical_path import (
 )
 from ddp_prof.analyze.critical.replay import Links, Replay, join_replays, weigh
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.analyze.statistics import bootstrap_interval, mean_per_draw, median_per_draw
 from ddp_prof.analyze.step_cost import Slowed
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, positions, select, take_or_unknown
 
@@ -75,7 +75,7 @@ def gain_of_steps(gains_ns: Sequence[int], *, is_mean: bool = False) -> Gain:
         return unknown_gain(NO_WORK)
     combine = np.mean if is_mean else np.median
     values = np.array(gains_ns, np.float64)
-    interval = bootstrap_interval(values[:, None], lambda drawn: combine(drawn[..., 0], axis=1))
+    interval = bootstrap_interval(values, mean_per_draw if is_mean else median_per_draw)
     low, high = interval or (None, None)
     return Gain(
         round(float(combine(values))), None if low is None else round(low), None if high is None else round(high)

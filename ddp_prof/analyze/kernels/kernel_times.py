@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.result_bases import measure_fields
-from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
+from ddp_prof.analyze.statistics import Numbers, intervals_of_sums
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column
 from ddp_prof.communication import MOST_NAMES
 from ddp_prof.range_names import PHASES
@@ -427,14 +427,16 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     differs = _differ_from_others(key, kind, beside * compared, done_ns * compared, len(kinds))
     # Which kinds have their own slowdown: for the figures, and in a second way that only widens the intervals.
     own_slowdown = has_enough & (2 * compared_ns >= all_ns) & differs, has_enough
-    slowdown, slowed = float(_slowdown(sums[None])[0]), float(_slowed(own_slowdown[0], sums[None])[0])
+    slowdown, slowed = float(_slowdown(sums.sum(axis=0))), float(_slowed(own_slowdown[0], sums.sum(axis=0)))
     of_kinds = _slowdown_by_kind(own_slowdown[0], compared_ns, took_ns)
     slowed_by_kind = np.maximum(0.0, 1 - 1 / of_kinds).tolist()
     # The intervals: by drawing steps (bootstrap), widened by the error of the medians with which was compared and, for
     # contention, by how differently kernels are slowed.
     doubt_of_alone = _error_of_medians(alone, duration, beside == 0, compared) / done_ns[compared].sum()
-    slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [bootstrap_interval(sums, _slowdown)])
-    slowed_intervals = [bootstrap_interval(sums, partial(_slowed, kinds)) for kinds in own_slowdown]
+    of_slowdown, *slowed_intervals = intervals_of_sums(
+        sums, [_slowdown, *(partial(_slowed, kinds) for kinds in own_slowdown)]
+    )
+    slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [of_slowdown])
     doubt_of_rest = _doubt_of_rest(key, compared, beside * own, done_ns)
     slowed_interval = _widest(slowed, math.hypot(doubt_of_alone / slowdown, doubt_of_rest), slowed_intervals)
     beside_of_step_ns = float(all_ns.sum()) / sum(runs.steps for runs in ranks)
@@ -502,10 +504,9 @@ def _interval_of_kernels(compared_ns: Numbers, done_ns: Numbers) -> tuple[float,
     The arguments have one element per compared kernel: its time beside communication, and how long that takes alone.
     """
     sums = np.column_stack([compared_ns, done_ns])
-    return bootstrap_interval(
-        sums[np.lexsort(sums.T)],  # keys are numbered as the file is written, and what is drawn must not depend on it
-        lambda drawn: 1 - drawn[..., 1].sum(axis=1) / np.maximum(1.0, drawn[..., 0].sum(axis=1)),
-    )
+    sums = sums[np.lexsort(sums.T)]  # keys are numbered as the file is written, and what is drawn must not depend on it
+    (interval,) = intervals_of_sums(sums, [lambda drawn: 1 - drawn[:, 1] / np.maximum(1.0, drawn[:, 0])])
+    return interval
 
 
 def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats, done_ns: Floats, kinds: int) -> Mask:
@@ -568,9 +569,9 @@ def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats |
 def _slowdown(drawn: Numbers) -> Numbers:
     """Return the slowdown of all compared executions together, for each draw of steps.
 
-    ``drawn`` are draws of the rows that :func:`_sums_by_step` returns; shape (draws, steps, 3 x kinds).
+    ``drawn`` are sums of the rows that :func:`_sums_by_step` returns; shape (draws, 3 x kinds), or that of one draw.
     """
-    beside, done, _ = np.split(drawn.sum(axis=1), 3, axis=-1)
+    beside, done, _ = np.split(drawn, 3, axis=-1)
     found: Numbers = np.maximum(1.0, beside.sum(axis=-1)) / np.maximum(1.0, done.sum(axis=-1))
     return found
 
@@ -581,7 +582,7 @@ def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
     ``drawn`` is as in :func:`_slowdown`. ``has_own`` marks the kinds of kernels whose slowdown is estimated from their
     own executions; see :func:`_slowdown_by_kind` for all other kinds.
     """
-    beside, done, everything = np.split(drawn.sum(axis=1), 3, axis=-1)
+    beside, done, everything = np.split(drawn, 3, axis=-1)
     slowed = everything * (1 - 1 / _slowdown_by_kind(has_own, beside, done))
     found: Numbers = slowed.sum(axis=-1) / np.maximum(1.0, everything.sum(axis=-1))
     return found
@@ -720,13 +721,8 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
     _, unit = np.unique(unit, return_inverse=True)
     sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
     sums = sums[np.lexsort(sums.T)]  # what is drawn must not depend on the order in the file
-
-    def ratio(drawn: Numbers) -> Numbers:
-        total = drawn.sum(axis=1)
-        found: Numbers = total[:, 0] / np.maximum(1.0, total[:, 1])
-        return found
-
-    return bootstrap_interval(sums, ratio)
+    (interval,) = intervals_of_sums(sums, [lambda drawn: drawn[:, 0] / np.maximum(1.0, drawn[:, 1])])
+    return interval
 
 
 class NameTimes(NamedTuple):
