@@ -13,7 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,12 @@ from ddp_prof.table import (
     UNKNOWN,
     Ints,
     Mask,
+    Table,
+    begins_run,
     concatenate,
     distinct,
     distinct_rows,
+    empty,
     fill,
     positions,
     select,
@@ -47,8 +50,9 @@ _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
 )
 """Names of NCCL's own ranges around its calls that start a collective, or a send or receive."""
-_GROUP = ("ncclGroupStart", "ncclGroupEnd")
-"""NCCL's calls around a group of such calls, which are launched together at the end."""
+_GROUP = {"ncclGroupStart": 1, "ncclGroupEnd": -1}
+"""NCCL's calls around a group of such calls, which are launched together at the end: how each changes the number of
+open groups."""
 
 
 TORCH_RANGES = ("nccl:", "xccl:", "mccl:")
@@ -81,10 +85,9 @@ def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank:
         return trace
     calls = select(trace.calls, trace.launching_calls[rows])
     # Copies inside NCCL's own ranges.
-    may_copy = _may_copy(trace)[trace.spans.name_id]
-    is_copying = may_copy.tolist().__getitem__  # of a Python list: NumPy is slow for groups of one call, as most are
-    nccl_calls = [row for row, members in find_nccl_calls(trace).items() if any(map(is_copying, members))]
-    communicates = _inside(select(trace.spans, np.array(nccl_calls, np.int64)), calls)
+    may_copy, nccl_calls = _may_copy(trace)[trace.spans.name_id], find_nccl_calls(trace)
+    copying = np.unique(nccl_calls.call[may_copy[nccl_calls.member]])
+    communicates = _inside(select(trace.spans, copying), calls)
     # Copies inside torch's ranges in which no kernel was launched.
     torch_ranges = _find_torch_ranges(trace)
     torch_ranges = torch_ranges[may_copy[torch_ranges]]
@@ -134,21 +137,12 @@ def name_operations(trace: Trace) -> Trace:
         return trace
     calls = select(trace.calls, trace.launching_calls[activity])
     torch_ranges = _find_torch_ranges(trace)
-    # A group of NCCL's calls has the operation that they share; a mix of sends and receives counts as receives.
-    members_of, group_ops, name_ids = find_nccl_calls(trace), list[int](), trace.spans.name_id.tolist()
-    for members in members_of.values():
-        if len(members) == 1:
-            group_ops.append(name_ids[members[0]])
-            continue
-        names = {name_ids[row]: trace.names[name_ids[row]] for row in members}
-        ops = [key for key, name in names.items() if name != "ncclSend" or "ncclRecv" not in names.values()]
-        group_ops.append(ops[0] if len(ops) == 1 else UNKNOWN)
-    nccl_ranges = np.array(list(members_of), np.int64)
+    nccl_ranges, group_ops = _operations_of_nccl_calls(trace)
     # Take operation and range from torch's ranges first, then from NCCL's.
     op_id, span = np.full(len(activity), UNKNOWN, np.int64), np.full(len(activity), UNKNOWN, np.int64)
     for ranges, name_id in (
         (torch_ranges, trace.spans.name_id[torch_ranges]),
-        (nccl_ranges, np.array(group_ops, np.int64)),
+        (nccl_ranges, group_ops),
     ):
         open_range = last_opened(select(trace.spans, ranges), calls)
         op_id = np.where(op_id == UNKNOWN, take_or_unknown(name_id, open_range), op_id)
@@ -164,42 +158,71 @@ def name_operations(trace: Trace) -> Trace:
     return replace(trace, collective_metadata=concatenate(replace(recorded, op_id=completed), found))
 
 
-def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
-    """Return the NCCL calls that may launch collectives, and for each the calls that started these: rows of the spans.
+def _operations_of_nccl_calls(trace: Trace) -> tuple[Ints, Ints]:
+    """Return the NCCL calls that may launch collectives, as rows of the spans, and the name of each call's operation.
+
+    A group has the operation that its calls share, ``UNKNOWN`` if they differ; a mix of sends and receives counts as
+    receives.
+    """
+    calls, names = find_nccl_calls(trace), list(trace.names)
+    name_id, first = trace.spans.name_id[calls.member], np.flatnonzero(begins_run(calls.call))
+    if "ncclSend" in names and "ncclRecv" in names:
+        send, receive = names.index("ncclSend"), names.index("ncclRecv")
+        receives = np.logical_or.reduceat(name_id == receive, first)[np.cumsum(begins_run(calls.call)) - 1]
+        name_id = np.where((name_id == send) & receives, receive, name_id)
+    low, high = np.minimum.reduceat(name_id, first), np.maximum.reduceat(name_id, first)
+    return calls.call[first], np.where(low == high, low, UNKNOWN)
+
+
+@dataclass(frozen=True)
+class NcclCalls(Table):
+    """NCCL's calls that may launch collectives, and the calls that started these: a row for each such pair.
+
+    Both are rows of the trace's spans. The rows of one ``call`` follow each other, in the order in time of ``member``.
+    """
+
+    call: Ints
+    member: Ints
+
+
+def find_nccl_calls(trace: Trace) -> NcclCalls:
+    """Return the NCCL calls that may launch collectives, each with the calls that started these.
 
     A call may launch its own collective. In a group, the end of the outermost group may launch the collectives of all
     calls in it::
 
         ncclGroupStart  ncclAllReduce  ncclAllReduce  ncclGroupEnd
-        call                 A              B              E            result: {A: [A], B: [B], E: [A, B]}
+        call                 A              B              E            pairs: (A, A), (B, B), (E, A), (E, B)
     """
-    calls: dict[int, list[int]] = {}
     # The last element, for no name, is what the name_id UNKNOWN (-1) selects.
     is_collective = np.array([bool(_COLLECTIVE.match(name)) for name in (*trace.names, "")])
     if not is_collective.any():
-        return calls
-    is_start, is_end = (np.array([name == border for name in (*trace.names, "")]) for border in _GROUP)
+        return empty(NcclCalls)
+    border = np.array([_GROUP.get(name, 0) for name in (*trace.names, "")])
     spans = trace.spans
-    rows = np.flatnonzero((is_collective | is_start | is_end)[spans.name_id])
+    rows = np.flatnonzero((is_collective | (border != 0))[spans.name_id])
     rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows], spans.process[rows]))]
-    name_id = spans.name_id[rows]
-    # Depth of the group that is open, the calls in it so far, and the thread.
-    depth, members, thread = 0, list[int](), (UNKNOWN, UNKNOWN)
-    columns = (rows, spans.process[rows], spans.lane[rows], is_start[name_id], is_end[name_id])
-    for row, process, lane, starts, ends in zip(*(column.tolist() for column in columns), strict=True):
-        if thread != (process, lane):
-            depth, members, thread = 0, [], (process, lane)
-        if starts:  # a group may hold others: only the outermost one counts
-            members = members if depth else []
-            depth += 1
-        elif ends:  # the start may not have been recorded
-            depth = max(0, depth - 1)
-            if members and not depth:
-                calls[row], members = members, []
-        else:
-            calls[row] = [row]
-            members.append(row)
-    return calls
+    change, new_thread = border[spans.name_id[rows]], begins_run(spans.process[rows], spans.lane[rows])
+    # How many groups are open after each row. An end without a start, which may not have been recorded, closes none:
+    # so the least sum so far, if it is below 0, counts as none open. Sums of each thread are below those of the last.
+    sums = np.cumsum(change)
+    thread = np.cumsum(new_thread) - 1
+    before_thread = (sums - change)[new_thread][thread]
+    floor = -thread * (len(rows) + 1)
+    sums += floor - before_thread
+    depth = sums - np.minimum.accumulate(np.minimum(sums, floor))
+    # Rows from one border to the next are a section. A section with an end of an outermost group ends there.
+    is_end = (change < 0) & (depth == 0)
+    is_border = new_thread | ((change > 0) & (depth == 1))
+    is_border[1:] |= is_end[:-1]
+    section = np.cumsum(is_border) - 1
+    end_of = np.full(int(np.count_nonzero(is_border)), UNKNOWN)
+    end_of[section[is_end]] = np.flatnonzero(is_end)
+    member = np.flatnonzero(change == 0)
+    end = end_of[section[member]]
+    call = np.concatenate([member, end[end != UNKNOWN]])
+    order = np.argsort(call, kind="stable")
+    return NcclCalls(rows[call[order]], rows[np.concatenate([member, member[end != UNKNOWN]])[order]])
 
 
 def last_opened(ranges: Spans, calls: Calls) -> Ints:
@@ -276,7 +299,10 @@ def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str],
         trace: The trace, without metadata of collectives.
         payloads: The JSON texts of NCCL's ranges, by process, thread, start and name.
     """
-    spans, nccl_calls = trace.spans, find_nccl_calls(trace)
+    spans, nccl_calls = trace.spans, dict[int, list[int]]()
+    pairs = find_nccl_calls(trace)
+    for launching, member in zip(pairs.call.tolist(), pairs.member.tolist(), strict=True):
+        nccl_calls.setdefault(launching, []).append(member)
     is_launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
     activities = np.flatnonzero(is_launched)
     rows, launches = np.array(list(nccl_calls), np.int64), select(trace.calls, trace.launching_calls[activities])
