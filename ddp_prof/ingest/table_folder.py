@@ -343,13 +343,15 @@ def _is_valid(column: Any) -> Mask:
     """Return a mask of the values that are not NULL. NaN counts as NULL, as in an export to SQLite."""
     import pyarrow
 
-    if pyarrow.types.is_floating(column.type):
-        return np.array([value is not None and value == value for value in column.to_pylist()], np.bool_)
-    if column.null_count in (0, len(column)):
-        return np.full(len(column), not column.null_count, np.bool_)
     rows = slice(column.offset, column.offset + len(column))
-    # Arrow's first buffer has a bit for each value.
-    return np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")[rows].view(np.bool_)
+    # Arrow's first buffer has a bit for each value; the second one holds the values.
+    if column.null_count in (0, len(column)):
+        found = np.full(len(column), not column.null_count, np.bool_)
+    else:
+        found = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")[rows].view(np.bool_)
+    if found.any() and pyarrow.types.is_floating(column.type):
+        found &= ~np.isnan(np.frombuffer(column.buffers()[1], f"f{column.type.bit_width // 8}")[rows])
+    return found
 
 
 def _values(column: Any, rows: Mask) -> list[Any]:

@@ -20,6 +20,7 @@ from pyarrow import ipc, parquet
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import find_traces, load_trace
+from ddp_prof.ingest.table_folder import _is_valid
 from ddp_prof.trace import Trace
 from tests.command_line import run
 from tests.conftest import ROOT
@@ -81,6 +82,17 @@ def test_text_as_other_programs_write_it_is_text(tmp_path: Path) -> None:
         types = [pa.large_string() if pa.types.is_string(kind) else kind for kind in table.schema.types]
         parquet.write_table(table.cast(pa.schema(zip(table.schema.names, types, strict=True))), file)
     assert_same(load_trace(folder), load_trace(export))
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64(), pa.int32()], ids=str)
+def test_a_number_that_is_missing_or_none_is_no_value(kind: pa.DataType) -> None:
+    """As other programs write numbers: pandas makes floats of a column of integers of which some are missing."""
+    nothing = None if pa.types.is_integer(kind) else np.float16("nan")
+    column = pa.array([1, None, nothing, 0, nothing, 7, None], kind, from_pandas=False)
+    assert _is_valid(column).tolist() == [True, False, False, True, False, True, False]
+    assert _is_valid(column.slice(3, 3)).tolist() == [True, False, True]
+    assert _is_valid(column.slice(1, 2)).tolist() == [False, False]
+    assert _is_valid(column.slice(0, 0)).tolist() == []
 
 
 def test_what_is_wrong_within_is_said_of_the_folder(tmp_path: Path) -> None:
