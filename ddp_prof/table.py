@@ -159,6 +159,8 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
             codes += which * more
             codes, more = _codes(codes, 0, values * more - 1)
         which, values = codes, more
+    if values == 1:  # all rows are equal
+        return np.zeros(min(1, len(which)), np.int64), which
     which, values = _compact(which, values)
     first = np.zeros(values, np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]  # a combination's first row is written last

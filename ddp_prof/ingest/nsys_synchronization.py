@@ -23,7 +23,18 @@ import numpy as np
 
 from ddp_prof.ingest.export_tables import ExportTables, constant_column
 from ddp_prof.ingest.names import ORDERING_CALLS
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, fill, positions, take_or_unknown
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    Sequences,
+    begins_run,
+    count_before,
+    fill,
+    positions,
+    take_or_unknown,
+)
 from ddp_prof.trace import Synchronizations, SyncKind, concatenate, distinct, distinct_rows, empty, select
 
 EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
@@ -182,7 +193,9 @@ def _match_by_event(
         device=events["deviceId"],
         stream=events["streamId"],
     )
-    lacks = np.setdiff1d(is_record, call)
+    is_lacking = calls.kind == SyncKind.RECORD
+    is_lacking[call[call != UNKNOWN]] = False
+    lacks = np.flatnonzero(is_lacking)
     # The waits, and for each the latest record of the same event of the same process before it.
     is_kept = calls.kind != SyncKind.RECORD
     waits = select(calls, is_kept)
@@ -190,7 +203,9 @@ def _match_by_event(
         np.concatenate([process, waits.process]), np.concatenate([events["eventId"], event[is_kept]])
     )
     places = records.correlation, waits.correlation
-    if len(distinct_rows(calls.process, calls.correlation)[0]) < len(calls):  # repeated numbers give no order
+    # Repeated numbers give no order. Calls are sorted by number, so most often comparing neighbours tells.
+    may_repeat = not begins_run(calls.correlation).all()
+    if may_repeat and len(distinct_rows(calls.process, calls.correlation)[0]) < len(calls):
         _, place = np.unique(np.concatenate([records.start_ns, waits.start_ns]), return_inverse=True)
         places = place[:rows], place[rows:]
     found = Sequences(handle[:rows], places[0]).last_before(handle[rows:], places[1])

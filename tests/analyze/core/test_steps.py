@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -59,14 +61,29 @@ def test_a_pattern_that_fits_the_beginning_of_other_names_gets_a_hint(pattern: s
     assert all("'sample_0.blocks'" in note for note in found)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=10),
-    st.lists(st.integers(-2, 60), max_size=20),
-)
+TIMES = st.lists(st.integers(-2, 60), max_size=20)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=10), TIMES)
 def test_innermost_is_the_latest_start_then_the_shortest(ranges: list[tuple[int, int]], times: list[int]) -> None:
-    starts, ends = column(a for a, _ in ranges), column(a + length for a, length in ranges)
+    check_innermost([(start, start + length) for start, length in ranges], times)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=10), TIMES, st.randoms())
+def test_of_ranges_one_after_another_the_innermost_is_the_only_one(
+    ranges: list[tuple[int, int]], times: list[int], random: Random
+) -> None:
+    """Some touch, and some are empty."""
+    edges = [0, *accumulate(part for both in ranges for part in both)]
+    one_after_another = list(zip(edges[1::2], edges[2::2], strict=True))
+    random.shuffle(one_after_another)
+    check_innermost(one_after_another, times)
+
+
+def check_innermost(ranges: list[tuple[int, int]], times: list[int]) -> None:
+    starts, ends = column(start for start, _ in ranges), column(end for _, end in ranges)
     for time, got in zip(times, innermost(starts, ends, column(times)), strict=True):
-        holding = [(int(a), -int(b)) for a, b in zip(starts, ends, strict=True) if a <= time < b]
+        holding = [(start, -end) for start, end in ranges if start <= time < end]
         if holding:
             assert (int(starts[got]), -int(ends[got])) == max(holding)
         else:
