@@ -11,7 +11,6 @@ import errno
 import mmap
 import shutil
 import tempfile
-from array import array
 from contextlib import suppress
 from typing import BinaryIO, cast
 
@@ -29,6 +28,8 @@ _CHUNK_ROWS = 1 << 18
 
 def in_order(values: Ints, order: Ints) -> Ints:
     """Return ``values[order]``; if it is long, in a memory-mapped file."""
+    if len(order) <= MOST_ROWS_IN_MEMORY:
+        return values[order]
     found = GrowingColumn()
     for at in range(0, len(order), _CHUNK_ROWS):
         found.add(values[order[at : at + _CHUNK_ROWS]])
@@ -40,18 +41,22 @@ class GrowingColumn:
 
     def __init__(self) -> None:
         self.rows = 0
-        self._memory = array("q")  # grows in place, so that no column is ever held twice
+        self._memory = np.empty(0, np.int64)  # the rows, and room for more, which takes no memory until it is used
         self._file: BinaryIO | None = None
         self._may_spill = True  # whether it was not tried yet to begin a file
 
     def add(self, values: Ints) -> None:
         """Add rows at the end."""
-        added = np.ascontiguousarray(values, np.int64).view(np.uint8).data
         if self._may_spill and self.rows >= MOST_ROWS_IN_MEMORY:
             self._begin_file()
-        if self._file is None or not self._write(added):
-            self._memory.frombytes(added)
-        self.rows += len(values)
+        end = self.rows + len(values)
+        if self._file is None or not self._write(np.ascontiguousarray(values, np.int64)):
+            if end > len(self._memory):  # twice as much, so that a row is copied once on average
+                larger = np.empty(max(end, 2 * len(self._memory)), np.int64)
+                larger[: self.rows] = self._memory[: self.rows]
+                self._memory = larger
+            self._memory[self.rows : end] = values
+        self.rows = end
 
     def values(self) -> Ints:
         """Return all rows; nothing is to be added afterwards. The array can be written to, which changes no file.
@@ -60,7 +65,7 @@ class GrowingColumn:
             MemoryError: The limit of the process's address space does not allow the mapping.
         """
         if self._file is None:
-            return np.frombuffer(self._memory, np.int64)
+            return self._memory[: self.rows]
         with self._file as file:
             return _mapped(file, self.rows)
 
@@ -70,18 +75,17 @@ class GrowingColumn:
         with suppress(OSError):  # there is no folder for temporary files
             _require_room()
             self._file = cast("BinaryIO", tempfile.TemporaryFile(prefix="ddp_prof.", buffering=0))  # noqa: SIM115
-            held = memoryview(self._memory).cast("B")
-            if self._write(held, rows_before=0):
-                held.release()
-                self._memory = array("q")
+            if self._write(self._memory[: self.rows], rows_before=0):
+                self._memory = np.empty(0, np.int64)
 
-    def _write(self, added: memoryview, rows_before: int | None = None) -> bool:
-        """Append bytes to the file and return ``True``; if there is no room, give up the file and return ``False``.
+    def _write(self, values: Ints, rows_before: int | None = None) -> bool:
+        """Append rows to the file and return ``True``; if there is no room, give up the file and return ``False``.
 
         Giving up the file means that the rows in it (``rows_before``, or all rows by default) are read into memory.
         """
         assert self._file
         try:
+            added = values.view(np.uint8).data
             while added:  # a write may take only a part of the bytes
                 _require_room()
                 added = added[self._file.write(added) :]
@@ -89,7 +93,7 @@ class GrowingColumn:
             rows = self.rows if rows_before is None else rows_before
             with self._file as file:
                 if rows:
-                    self._memory.frombytes(_mapped(file, rows).view(np.uint8).data)
+                    self._memory = _mapped(file, rows).copy()
             self._file = None
             return False
         return True

@@ -144,15 +144,18 @@ def _match_calls(calls: Synchronizations, table: dict[str, Ints]) -> Ints:
     """
     process, number, count = table["globalPid"] >> 24 & 0xFFFFFF, table["correlationId"], len(calls)
     _, group = distinct_rows(np.concatenate([calls.process, process]), np.concatenate([calls.correlation, number]))
+    of_calls, of_rows = group[:count], group[count:]
+    has_several = np.bincount(of_calls, minlength=len(group))[of_rows] > 1
+    if not has_several.any():  # as in most captures: times do not matter
+        return np.where(number == UNKNOWN, UNKNOWN, positions(of_calls, len(group))[of_rows])
     times = np.concatenate([calls.start_ns, table["start"]])
     if np.all(table["start"] == UNKNOWN):  # use positions among the rows with the same number instead of times
-        times = np.concatenate([count_before(group[:count]), count_before(group[count:])])
+        times = np.concatenate([count_before(of_calls), count_before(of_rows)])
     _, place = np.unique(times, return_inverse=True)  # small numbers in the order of the times, as Sequences needs
-    by_number = Sequences(group[:count], place[:count])
+    by_number = Sequences(of_calls, place[:count])
     # The latest call before each row, and any call with its number: the times of call and row may disagree.
-    latest = by_number.last_before(group[count:], place[count:] + 1)
-    any_of = by_number.last_before(group[count:], np.full(len(number), len(place)))
-    has_several = np.bincount(group[:count], minlength=len(place))[group[count:]] > 1
+    latest = by_number.last_before(of_rows, place[count:] + 1)
+    any_of = by_number.last_before(of_rows, np.full(len(number), len(place)))
     return np.where(number == UNKNOWN, UNKNOWN, np.where(has_several, latest, any_of))
 
 
