@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -134,20 +134,20 @@ class VariantSummary:
         "median step of each round of training in turns, unprofiled; empty without turns", default_factory=dict
     )
     # Drawing steps (bootstrap) takes longer than all other figures, and most tables do not show its result.
-    find_step_half_width: Callable[[], int | None] = field(default=lambda: None, repr=False, compare=False)
-    find_exposed_half_width: Callable[[], int | None] = field(default=lambda: None, repr=False, compare=False)
+    find_step_half_width: Callable[[], int | None] | None = field(default=None, repr=False, compare=False)
+    find_exposed_half_width: Callable[[], int | None] | None = field(default=None, repr=False, compare=False)
 
     @property
     @derived("half of the interval of the median length of a step", null="too few steps", after="speedup")
     def step_half_width_ns(self) -> int | None:
         """Half of the interval of ``step_ns``."""
-        return self.find_step_half_width()
+        return self.find_step_half_width() if self.find_step_half_width else None
 
     @property
     @derived("half of the interval of ``exposed_ns``", null="too few steps", after="step_half_width_ns")
     def exposed_half_width_ns(self) -> int | None:
         """Half of the interval of ``exposed_ns``."""
-        return self.find_exposed_half_width()
+        return self.find_exposed_half_width() if self.find_exposed_half_width else None
 
     @property
     @derived(
@@ -320,13 +320,13 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     step_width = _half_width_on_demand(step_ns, [keys_of(rank.timed_steps) for rank in result.ranks])
     known = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
     exposed = [_known_values(of_rank, "exposed_ns") for of_rank in known]
-    exposed_width = _half_width_on_demand(exposed, list(map(keys_of, known)))
+    exposed_width: Callable[[], int | None] | None = _half_width_on_demand(exposed, list(map(keys_of, known)))
     exposed_ns = _rounded_median(exposed)
     is_hidden = any(step.comm_ns is not None and step.exposed_ns is None for step in steps)
     if is_hidden:
         # For some steps, it is not known how much of their communication was overlapped. They may be all steps of a
         # rank, so the steps in which it is known do not stand for them.
-        exposed_ns, exposed_width = None, _half_width_on_demand([], [])
+        exposed_ns, exposed_width = None, None
     blocked = sum(bool(step.blocking_ns) for step in steps)
     lengths = [ns for of_rank in step_ns for ns in of_rank]
     outliers = result.outliers
@@ -400,17 +400,17 @@ def _rounded_median(ranks: Sequence[Sequence[float]]) -> int | None:
 
 
 def _half_width_on_demand(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]]) -> Callable[[], int | None]:
-    """Return a function that measures half of the interval of the median over the steps of all ranks, once.
+    """Return a function that measures half of the interval of the median over the steps of all ranks.
 
     The arguments are those of ``half_width_of_steps``.
     """
+    return partial(_measure_half_width, tuple(map(tuple, ranks)), tuple(map(tuple, keys)))
 
-    @cache
-    def find() -> int | None:
-        half_width = half_width_of_steps(ranks, keys=keys)
-        return None if half_width is None else round(half_width)
 
-    return find
+@lru_cache(maxsize=64)
+def _measure_half_width(ranks: tuple[tuple[float, ...], ...], keys: tuple[tuple[int, ...], ...]) -> int | None:
+    half_width = half_width_of_steps(ranks, keys=keys)
+    return None if half_width is None else round(half_width)
 
 
 def _median(steps: Sequence[StepOverlap | StepLength], name: str) -> float | None:

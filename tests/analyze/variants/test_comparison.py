@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,7 @@ def test_collectives_that_were_not_recorded_are_not_none_of_them() -> None:
 def test_intervals_are_measured_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing steps takes longer than all other figures of a run, and a summary shows none of the intervals."""
     asked: list[int] = []
+    comparison._measure_half_width.cache_clear()
     measure = comparison.half_width_of_steps
     monkeypatch.setattr(
         comparison, "half_width_of_steps", lambda ranks, keys: asked.append(len(ranks)) or measure(ranks, keys=keys)
@@ -87,3 +89,4 @@ def test_intervals_are_measured_where_they_are_asked_for(monkeypatch: pytest.Mon
     (found,) = compare_variants([measure_overlap(draw_trace(ranges=ranges))])
     assert (found.step_ns, asked) == (4, []), "steps of 3, 4, 5 and 3: the median is 3.5"
     assert (found.step_half_width_ns, found.step_half_width_ns, asked) == (1, 1, [1])
+    assert pickle.loads(pickle.dumps(found)).step_half_width_ns == 1, "a result goes to other processes"
