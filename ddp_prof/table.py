@@ -13,6 +13,8 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _MOST_FLAGS = 1 << 20
 """Values that span less than this are numbered by a table of flags and not by sorting; see :func:`_codes`."""
+_MOST_FLAGS_PER_ROW = 16
+"""With more flags than this for each row, the table takes longer than sorting."""
 UNKNOWN = -1
 """Stands in a column where there is no value (no correlation, no name, size not known)."""
 NO_TIME = -(2**62)
@@ -196,8 +198,14 @@ def _codes(column: Ints, low: int, high: int) -> tuple[Ints, int]:
 def _compact(codes: Ints, values: int) -> tuple[Ints, int]:
     """Renumber codes 0, 1, 2, ... without gaps, in the same order; return the new codes and how many there are.
 
-    The codes are below ``values``. It is several times faster than sorting.
+    The codes are below ``values``. Unless these are very many, that is several times faster than sorting.
     """
+    if values > _MOST_FLAGS_PER_ROW * len(codes):
+        order = np.argsort(codes)
+        number = np.cumsum(begins_run(codes[order])) - 1
+        found = np.empty(len(codes), np.int64)
+        found[order] = number
+        return found, int(number[-1]) + 1 if len(codes) else 0
     seen = np.zeros(values, np.bool_)
     seen[codes] = True
     if seen.all():
