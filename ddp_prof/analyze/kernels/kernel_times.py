@@ -642,15 +642,18 @@ def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) 
     """
     found: Ints = rank.copy()
     first = dict[int, tuple[Floats, Mask]]()
+    keys, chosen = int(key.max()) + 1, own & sampled
+    order = np.argsort(rank, kind="stable")  # the rows of each rank one after another
+    ordered = rank[order]
     for one in distinct(rank[own]):
-        ns, has = _medians_by_key(key, duration, own & sampled & (rank == one))
+        of_rank = order[slice(*np.searchsorted(ordered, (one, one + 1)))]
+        ns, has = _medians_by_key(key[of_rank], duration[of_rank], chosen[of_rank], keys)
         # Compare the rank with the first rank of each kind of work; if it fits none, it is the first of another kind.
         for other, (other_ns, other_has) in first.items():
             both = has & other_has
             agrees = np.abs(ns - other_ns) <= np.maximum(AGREEING * np.maximum(ns, other_ns), AGREEING_NS)
             if both.sum() >= LEAST_KERNELS and agrees[both].mean() >= SAME_WORK:
-                rows = np.flatnonzero(rank == one)
-                found[rows[~both[key[rows]] | agrees[key[rows]]]] = other
+                found[of_rank[~both[key[of_rank]] | agrees[key[of_rank]]]] = other
                 break
         else:
             first[one] = ns, has
@@ -686,15 +689,16 @@ def _other_difference(
     )
 
 
-def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
+def _medians_by_key(key: Ints, values: Ints, rows: Mask, keys: int | None = None) -> tuple[Floats, Mask]:
     """Return the median of the chosen values of each key, and whether the key has any.
 
     Args:
         key: A number from 0 on for each value; the results have one element per key.
         values: The values.
         rows: Mask of the values that are chosen.
+        keys: The number of keys, ``None`` if the largest one occurs.
     """
-    keys = int(key.max()) + 1
+    keys = int(key.max()) + 1 if keys is None else keys
     key, values = key[rows], values[rows]
     count = np.bincount(key, minlength=keys)
     first = np.cumsum(count) - count
