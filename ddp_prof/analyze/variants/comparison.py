@@ -409,6 +409,10 @@ def _half_width_on_demand(ranks: Sequence[Sequence[float]], keys: Sequence[Seque
 
 @lru_cache(maxsize=64)
 def _measure_half_width(ranks: tuple[tuple[float, ...], ...], keys: tuple[tuple[int, ...], ...]) -> int | None:
+    """Return half of the width of the interval in nanoseconds; ``None`` if there are too few steps.
+
+    It is a function of the module so that a summary can be pickled, and takes tuples so that results can be kept.
+    """
     half_width = half_width_of_steps(ranks, keys=keys)
     return None if half_width is None else round(half_width)
 
