@@ -13,13 +13,13 @@ Exit: 0; 1 and one line on stderr if the picture and the trace do not fit, or if
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.errors import DdpProfError
@@ -35,6 +35,7 @@ ROW = 21
 TOLERANCE = 3
 """Pixels between where a phase begins in the picture and by the trace: a border is two wide."""
 COLOR = "#d4006a"
+OUTLINE, FONT_SIZE = 3, 17
 
 
 class MismatchError(Exception):
@@ -158,29 +159,23 @@ def label_of(step: Step) -> str:
 
 
 def read_picture(path: Path) -> Pixels:
-    size = _convert(str(path), "-format", "%w %h", "info:").split()
-    width, height = map(int, size)
-    pixels = np.frombuffer(_convert(str(path), "-alpha", "off", "-depth", "8", "rgb:-"), np.uint8)
-    return pixels.reshape(height, width, 3).astype(np.int16)
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB")).astype(np.int16)
 
 
 def draw(path: Path, box: Box, label: str) -> None:
     """Draw the outline into the picture, and the label in the free rows between phases and collectives."""
-    # ImageMagick's own default font is often absent; fontconfig names one that is there.
-    font = subprocess.run(["fc-match", "-f", "%{file}", "sans:bold"], check=True, capture_output=True, text=True).stdout
-    outline = f"rectangle {box.left},{box.top} {box.right},{box.bottom}"
-    written = f"+{box.left + 8}+{box.top + 2 * ROW + 2}"
-    marked = path.with_name(f".{path.name}.marked.png")
-    _convert(
-        *(str(path), "-fill", "none", "-stroke", COLOR, "-strokewidth", "3", "-draw", outline),
-        *("-stroke", "none", "-fill", COLOR, "-font", font, "-pointsize", "17", "-annotate", written, label),
-        str(marked),
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle(box, outline=COLOR, width=OUTLINE)
+    # "ls": the place is where the first letter stands, at the left and on the line.
+    pen.text(
+        (box.left + 8, box.top + 2 * ROW + 2), label, fill=COLOR, font=ImageFont.load_default(FONT_SIZE), anchor="ls"
     )
+    marked = path.with_name(f".{path.name}.marked.png")
+    picture.save(marked)
     marked.replace(path)
-
-
-def _convert(*arguments: str) -> bytes:
-    return subprocess.run(["convert", *arguments], check=True, capture_output=True).stdout
 
 
 def main() -> int:
@@ -196,7 +191,7 @@ def main() -> int:
         print(f"mark_unhidden: {arguments.picture} and {arguments.trace}: {mismatch}", file=sys.stderr)
     except DdpProfError as error:
         print(f"mark_unhidden: {error}", file=sys.stderr)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except OSError as error:
         print(f"mark_unhidden: {arguments.picture} cannot be marked: {error}", file=sys.stderr)
     else:
         return 0

@@ -8,18 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/dev"))
 
 from mark_unhidden import (  # noqa: E402  # type: ignore[import-not-found, unused-ignore]
     ROW,
+    Box,
     MismatchError,
     Pixels,
     Rows,
+    draw,
     find_rows,
     label_of,
     main,
+    read_picture,
     region,
     shown_step,
     steps_of,
@@ -71,6 +75,20 @@ def test_another_picture_is_refused(screen: list[str], reason: str) -> None:
         find_rows(drawn(screen))
 
 
+def test_the_outline_is_drawn_into_the_picture(tmp_path: Path) -> None:
+    before = drawn(SCREEN)
+    Image.fromarray(before.astype(np.uint8)).save(tmp_path / "x.png")
+    assert np.array_equal(read_picture(tmp_path / "x.png"), before)
+
+    box = Box(left=120, top=TOP + 2 * ROW - 2, right=180, bottom=TOP + 5 * ROW + 2)
+    draw(tmp_path / "x.png", box, "not hidden: 1.0 ms")
+    after = read_picture(tmp_path / "x.png")
+    rows, columns = np.nonzero((after != before).any(axis=2))
+    assert (columns.min(), rows.min(), rows.max()) == (box.left, box.top, box.bottom)
+    assert columns.max() > box.right, "the label is longer than the outline"
+    assert {tuple(after[row, box.left]) for row in range(box.top, box.bottom + 1)} == {(0xD4, 0x00, 0x6A)}
+
+
 class TestRealCaptures:
     """The borders of phases in the pictures that the project shows, as the GUI drew them."""
 
@@ -100,7 +118,6 @@ class TestRealCaptures:
         with pytest.raises(MismatchError, match="nothing is left to mark"):
             shown_step([], self.NAIVE)
 
-    @pytest.mark.skipif(not shutil.which("convert"), reason="ImageMagick is not here")
     def test_a_refusal_is_one_line(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
