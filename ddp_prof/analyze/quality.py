@@ -388,9 +388,10 @@ def changes_reading(note: str) -> bool:
 
 
 _RECORDED_WRONGLY = (
-    "profiler lost|have no activity|clocks of host and device disagree|impossible end|still open when the recording|"
-    "duplicate collective|have no start|ending after later ones|no end, or one before|is taken for a rank|"
-    "itself reports|figures per step leave it out|disagree on the number of ranks|are not in this trace"
+    "profiler lost|have no activity|no launch was recorded|recorded only in part|clocks of host and device disagree|"
+    "impossible end|still open when the recording|duplicate collective|have no start|ending after later ones|"
+    "no end, or one before|is taken for a rank|itself reports|figures per step leave it out|"
+    "disagree on the number of ranks|are not in this trace"
 )
 _UNCERTAIN = (  # by a tenth of the time or more
     r"at work in \d\d.*times are uncertain|looks like a collective's|not representative|"

@@ -95,6 +95,12 @@ def lost_half_a_step() -> Capture:
     return changed(usual(6), lambda place, kernel: replace(kernel, is_lost=place in (9, 10)))
 
 
+def lost_calls() -> Capture:
+    """A buffer kept the last records only: calls and kernels of two steps and of the first half of a third are gone."""
+    sound = usual(6)
+    return replace(sound, kernels=sound.kernels[10:])
+
+
 def without_times() -> Capture:
     """All times of the second half are 0: of three steps of six."""
     late = usual(6)
@@ -327,6 +333,11 @@ CASES = {
         says=("steps 0 to 3 .* left out: 16 of 16 launches", r"step 1\.00 ms"), says_not=("steps that communicate",),
     ),
     "a step lost in half": Reported("kineto#996", lost_half_a_step, HALF, says=("step 2 left out: 2 of 4 launches",)),
+    "calls and kernels lost": Reported(
+        "", lost_calls, (1200, 600, 600), 3,
+        says=("steps 0, 1 .* left out: no launch was recorded in them", "step 2 left out: .* recorded only in part"),
+        says_not=("steps that communicate",),
+    ),
     "half of the times are 0": Reported(
         "pytorch#188481", without_times, (1200, 600, 600), 3, says=(r"step 1\.00 ms", "3 steps"),
         says_not=(r"0\.50 ms", "steps that communicate"), formats=("kineto",),
@@ -412,7 +423,7 @@ def test_what_is_said_of_a_reported_situation_is_so(name: str, how: str, tmp_pat
 
 
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
-@pytest.mark.parametrize("damage", [lost_first, lost_half_a_step, overlong])
+@pytest.mark.parametrize("damage", [lost_first, lost_half_a_step, lost_calls, overlong])
 def test_what_was_lost_is_no_change(damage: Callable[[], Capture], how: str, tmp_path: Path) -> None:
     """Each step that counts is equal to those of a sound capture, to the nanosecond."""
     (tmp_path / "b").mkdir()

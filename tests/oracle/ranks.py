@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ddp_prof.trace import Category, Kind, Trace
-from tests.oracle.recorded import Recorded, clocks_disagree, lost_launches, read
+from tests.oracle.recorded import Recorded, clocks_disagree, launches_of, lost_launches, read
 
 MOST_UNNAMED = 0.01
+LEAST_ALIKE = 3
 PHASES = ("forward", "backward", "synchronize", "optimizer")
 LONG_AGO = -(10**9)
 """Before any event."""
@@ -324,7 +325,11 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     for e in events:
         e.step = next((s for s in steps if e.launch is not None and s.start <= e.launch < s.end), None)
     has_steps = bool(steps)
-    incomplete = _incomplete(recorded, process, steps, events, lost, is_off) if device is not None else []
+    incomplete = (
+        _incomplete(recorded, process, steps, [(p, r) for p, r in phases if r in found], events, lost, is_off)
+        if device is not None
+        else []
+    )
     for e in events if is_off else []:  # the host's and the device's times cannot be compared
         e.launch = e.launch if e.stream is None else None
     if not steps and events:
@@ -358,7 +363,13 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
 
 
 def _incomplete(
-    recorded: Recorded, process: int, steps: list[Step], events: list[Event], lost: list[int], is_off: bool
+    recorded: Recorded,
+    process: int,
+    steps: list[Step],
+    phases: list[tuple[str, Range]],
+    events: list[Event],
+    lost: list[int],
+    is_off: bool,
 ) -> list[Step]:
     """Steps with a launch that was lost or work that is impossible, and those that lost work may have run beside."""
     trace = recorded.trace
@@ -367,6 +378,7 @@ def _incomplete(
     ]
     doubtful = [at for at in (*lost, *launches) if at is not None]
     found = [s for s in steps if any(s.start <= at < s.end for at in doubtful)]
+    found = [s for s in steps if s in found or s in _without_calls(trace, process, steps, phases)]
     whole = [s for s in steps if s not in found]
     if not found:
         return []
@@ -383,6 +395,34 @@ def _incomplete(
     if not is_off:
         beside += [s for s in whole if any(later.start > s.start and ends[id(s)] > later.start for later in found)]
     return [s for s in steps if s in found or s in beside]
+
+
+def _without_calls(trace: Trace, process: int, steps: list[Step], phases: list[tuple[str, Range]]) -> list[Step]:
+    """Steps without a launch, if others have some; beside them, those with fewer than all others; without a phase's."""
+    launches = launches_of(trace, process)
+    work = [
+        launch
+        for row in range(len(trace.activities))
+        if trace.activities.process[row] == process and (launch := _launch_of(trace, row)[0]) is not None
+    ]
+    has = [sum(s.start <= at < s.end for at in launches) for s in steps]
+    if not any(has):
+        return []
+    places = range(len(steps))
+    silent = [at for at in places if not any(steps[at].start <= one < steps[at].end for one in (*launches, *work))]
+    beside = [at for at in places if at not in silent and {at - 1, at + 1} & {*silent}]
+    others = [has[at] for at in places if at not in (*silent, *beside)]
+    partial = [at for at in beside if others and has[at] < min(others)]
+    for phase in dict.fromkeys(phase for phase, _ in phases):
+        counts: dict[int, int] = {}
+        for name, one in phases:
+            for at in places:
+                if name == phase and at not in silent and steps[at].start <= one.start < steps[at].end:
+                    counts[at] = counts.get(at, 0) + sum(one.start <= launch < one.end for launch in launches)
+        idle = [at for at, count in counts.items() if not count]
+        if len(idle) == 1 and len(counts) > LEAST_ALIKE:
+            partial += idle
+    return [steps[at] for at in places if at in silent or at in partial]
 
 
 def unnamed_share(trace: Trace) -> float:

@@ -145,6 +145,20 @@ def lost_launches(trace: Trace, process: int) -> list[int]:
     return [call["start_ns"] for call in found if not _is_part(call, own, calls)]
 
 
+def launches_of(trace: Trace, process: int) -> list[int]:
+    """When the process launched kernels or graphs; a call within another one launches nothing itself."""
+    numbers = {row["correlation"] for row in _rows(trace.activities) if row["process"] == process}
+    calls = [call | {"row": at} for at, call in enumerate(_rows(trace.calls))]
+    own = sorted((call["start_ns"], call["row"]) for call in calls if call["process"] == process)
+    return [
+        call["start_ns"]
+        for call in calls
+        if call["process"] == process
+        and trace.is_launch[call["row"]]
+        and (call["correlation"] in numbers or not _is_part(call, own, calls))
+    ]
+
+
 def _is_part(call: dict[str, int], own: list[tuple[int, int]], calls: list[dict[str, int]]) -> bool:
     """Whether the call before it on its thread has its number."""
     on_thread = [at for _, at in own if calls[at]["lane"] == call["lane"]]

@@ -590,7 +590,7 @@ class _Builder:
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
         self._leave_out_unfinished_step()
-        self.recording = find_recording(trace, process, self.steps)
+        self.recording = find_recording(trace, process, self.steps, self.phases)
         self.is_gloo = are_gloo_events(trace, self.ranges)
         if len(self.steps) and not self.is_gloo.all():
             # Beside ranges of ddp_prof, gloo's own events count only in steps, and only if one lies in a measured step:

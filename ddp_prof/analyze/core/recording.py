@@ -11,7 +11,11 @@ Incomplete steps are no samples: they and their events are left out, as warm-up 
     launches      a  b  c     a  b  c    a  b  c
     activities     aa bb cc        cc              only step 0 is complete
 
-A step that launches less, such as a micro-batch without communication, loses nothing and is complete.
+A step that launches less, such as a micro-batch without communication, loses nothing and is complete. But a profiler
+may lose the calls, too, for example if its buffer keeps the last ones only. So a step is not complete, either, if no
+launch was recorded in it although other steps launch, or if a part of its launches seems to be lost: it launches
+nothing in a phase in which all other steps launch, or it lies beside a step without launches and has fewer than any
+other.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
 times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
@@ -25,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, is_among, take_or_unknown
 from ddp_prof.trace import HOST_WAITS, Kind, SyncKind, Trace
 
@@ -53,6 +57,10 @@ MOST_ALWAYS_LOST = 0.01
 A step is then incomplete only if it lacks more activities than the step that lacks the fewest.
 """
 
+LEAST_ALIKE = 3
+"""Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
+incomplete."""
+
 MOST_NAMED = 8
 """Largest number of steps whose numbers a note lists."""
 
@@ -68,6 +76,8 @@ class Recording:
         lost: Number of these calls that have no activity, because the profiler lost it.
         step_launches, step_lost: The same two numbers for each step.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
+        is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
+        is_partial: For each step, whether the calls of a part of it seem to be lost, too.
         launched: Number of activities whose launch is known.
         early: Number of these activities that begin before their launch.
         waits: Number of waits of the host for known work.
@@ -79,6 +89,8 @@ class Recording:
     step_launches: Ints
     step_lost: Ints
     is_overlong: Mask
+    is_silent: Mask
+    is_partial: Mask
     launched: int
     early: int
     waits: int
@@ -93,7 +105,7 @@ class Recording:
         if len(known):
             least = known[lost[known].argmin()]
             best = int(lost[least]) if lost[least] <= MOST_ALWAYS_LOST * self.step_launches[least] else 0
-        found: Mask = (lost > best) | self.is_overlong
+        found: Mask = (lost > best) | self.is_overlong | self.is_silent | self.is_partial
         return found
 
     @property
@@ -107,7 +119,7 @@ class Recording:
     def notes(self, names: list[str]) -> tuple[str, ...]:
         """Return a line for each kind of damage; ``names`` are the names of the steps."""
         notes, is_incomplete = [], self.is_incomplete
-        is_lost = is_incomplete & ~self.is_overlong
+        is_lost = is_incomplete & ~(self.is_overlong | self.is_silent | self.is_partial)
         if is_lost.any():
             launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
             notes.append(
@@ -118,6 +130,14 @@ class Recording:
             which = "it" if self.is_overlong.sum() == 1 else "them"
             notes.append(
                 f"{_name_steps(names, self.is_overlong)} left out: an activity in {which} has an impossible end"
+            )
+        if self.is_silent.any():
+            which = "it" if self.is_silent.sum() == 1 else "them"
+            notes.append(f"{_name_steps(names, self.is_silent)} left out: no launch was recorded in {which}")
+        if (is_partial := self.is_partial & ~self.is_overlong).any():
+            whose = "its" if is_partial.sum() == 1 else "their"
+            notes.append(
+                f"{_name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part"
             )
         if self.clocks_disagree:
             found = [
@@ -146,7 +166,7 @@ def _name_steps(names: list[str], chosen: Mask) -> str:
     return f"steps {shown} ({len(rows)} of {len(names)})"
 
 
-def find_recording(trace: Trace, process: int, steps: Steps) -> Recording:
+def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> Recording:
     """Return what was recorded of a process; without steps, the columns of steps are empty."""
     lost, is_launch = find_lost_launches(trace, process)
     # The steps of the launches, of the lost launches, and of the launches of activities with an impossible end.
@@ -156,14 +176,19 @@ def find_recording(trace: Trace, process: int, steps: Steps) -> Recording:
     at = steps.index_at(take_or_unknown(trace.calls.start_ns, trace.launching_calls[overlong], NO_TIME))
     is_overlong = np.zeros(len(steps), np.bool_)
     is_overlong[at[at != UNKNOWN]] = True
+    step_launches = _count(of_launches, len(steps))
+    is_silent = _find_silent_steps(trace, process, steps, step_launches)
+    is_partial = _find_partial_steps(np.sort(trace.calls.start_ns[mine]), steps, phases, step_launches, is_silent)
     launched, early = _count_early_starts(trace, process)
     waits, early_waits = _count_early_waits(trace, process)
     return Recording(
         launches=len(mine),
         lost=len(lost),
-        step_launches=_count(of_launches, len(steps)),
+        step_launches=step_launches,
         step_lost=_count(of_lost, len(steps)),
         is_overlong=is_overlong,
+        is_silent=is_silent,
+        is_partial=is_partial,
         launched=launched,
         early=early,
         waits=waits,
@@ -174,6 +199,44 @@ def find_recording(trace: Trace, process: int, steps: Steps) -> Recording:
 def _count(step: Ints, steps: int) -> Ints:
     """Return how often each of ``steps`` steps occurs in ``step``."""
     return np.bincount(step[step != UNKNOWN], minlength=steps).astype(np.int64)
+
+
+def _find_silent_steps(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
+    """Return which steps launched nothing, although some step launched a kernel or a graph."""
+    is_silent: Mask = step_launches == 0
+    if not is_silent.any() or is_silent.all():
+        return np.zeros(len(steps), np.bool_)
+    # Other work may have been launched, such as copies.
+    launching = trace.launching_calls[(trace.activities.process == process) & (trace.launching_calls != UNKNOWN)]
+    is_silent &= _count(steps.index_at(trace.calls.start_ns[launching]), len(steps)) == 0
+    return is_silent
+
+
+def _find_partial_steps(launch_ns: Ints, steps: Steps, phases: Phases, step_launches: Ints, is_silent: Mask) -> Mask:
+    """Return which steps seem to lack a part of their calls.
+
+    ``launch_ns`` are the sorted times of all launches. Silent steps, and those of which this is asked, are not compared
+    with.
+    """
+    is_partial = np.zeros(len(steps), np.bool_)
+    if not step_launches.any():
+        return is_partial
+    # Beside a silent step, with fewer launches than any step that is not beside one.
+    beside = (np.append(is_silent[1:], False) | np.append(False, is_silent[:-1])) & ~is_silent
+    others = ~(is_silent | beside)
+    if others.any():
+        is_partial |= beside & (step_launches < step_launches[others].min())
+    # Without a launch in a phase in which all other steps launch.
+    within = np.searchsorted(launch_ns, phases.end_ns) - np.searchsorted(launch_ns, phases.start_ns)
+    of_phase = steps.index_at(phases.start_ns)
+    for kind in distinct(phases.kind):
+        rows = np.flatnonzero((phases.kind == kind) & (of_phase != UNKNOWN))
+        rows = rows[~is_silent[of_phase[rows]]]
+        asked = np.unique(of_phase[rows])
+        idle = asked[np.bincount(of_phase[rows], within[rows], len(steps))[asked] == 0]
+        if len(idle) == 1 and len(asked) > LEAST_ALIKE:
+            is_partial[idle] = True
+    return is_partial
 
 
 def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:

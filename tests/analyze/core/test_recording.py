@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.recording import CLOCKS
@@ -86,6 +87,59 @@ def test_a_launch_is_not_said_to_be_lost_where_a_kernel_lacks_its_number() -> No
     is_collective = np.isin(trace.activities.correlation, [*map(ord, "NMO")])
     unnumbered = replace(trace.activities, correlation=np.where(is_collective, UNKNOWN, trace.activities.correlation))
     assert steps_of(launching(replace(trace, activities=unnumbered, launching_calls=None))) == [0, 1, 2]
+
+
+class TestStepsThatLostTheirCallsToo:
+    """As with a buffer that keeps only the last records."""
+
+    def test_a_step_without_any_launch_does_not_count(self) -> None:
+        trace = draw_trace(
+            ranges=THREE_STEPS,
+            launches={"main": "........bM......cO......"},
+            streams={7: ".........bb.....cc......", 9: "..........MM......OO...."},
+        )
+        assert steps_of(launching(trace)) == [1, 2]
+        assert "step 0 left out: no launch was recorded in it" in measure_overlap(launching(trace)).warnings
+
+    def test_nor_the_one_in_which_the_recording_seems_to_begin(self) -> None:
+        trace = draw_trace(
+            ranges=THREE_STEPS | {"step 3": "." * 24 + "########"},
+            launches={"main": "..........M.....cOe.....dPf....."},
+            streams={7: "................ccee....ddff....", 9: "..........MM......OO......PP...."},
+        )
+        assert steps_of(launching(trace)) == [2, 3]
+        note = "step 1 left out: its launches seem to be recorded only in part"
+        assert note in measure_overlap(launching(trace)).warnings
+
+    def test_a_micro_batch_beside_it_counts(self) -> None:
+        trace = draw_trace(
+            ranges=THREE_STEPS | {"step 3": "." * 24 + "########"},
+            launches={"main": "........b.......c.......dP......"},
+            streams={7: ".........b......c.......d.......", 9: "..........................PP...."},
+        )
+        assert steps_of(launching(trace)) == [1, 2, 3]
+
+    def test_a_step_that_only_copies_counts(self) -> None:
+        trace = draw_trace(
+            ranges=THREE_STEPS, launches={"main": "1.......b.......c......."}, streams={7: ".11.....bb......cc......"}
+        )
+        assert steps_of(launching(trace, but="1")) == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("launches", "counted"),
+        [
+            ("a.....f.b.....g.c.......d.....h.e.....i.", [0, 1, 3, 4]),
+            ("a.....f.b.....g.c.......d.....h.e.......", [0, 1, 2, 3, 4]),  # as where gradients are accumulated
+        ],
+    )
+    def test_nor_one_that_launches_nothing_in_a_phase_in_which_all_others_do(
+        self, launches: str, counted: list[int]
+    ) -> None:
+        steps = {f"step {number}": "." * 8 * number + "########" for number in range(5)}
+        trace = draw_trace(
+            ranges=steps | {"optimizer": "......##" * 5}, launches={"main": launches}, streams={7: launches}
+        )
+        assert steps_of(launching(trace)) == counted
 
 
 class TestWorkBesideThatOfALostStep:
