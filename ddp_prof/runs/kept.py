@@ -1,7 +1,8 @@
 """Keep the results of measuring a large trace for the next command, beside the trace's columns in the cache.
 
 A result is kept for the state of the trace's files, the options that it depends on, and the code that reads and
-measures. A file holds the key, as a line of JSON, and then the result.
+measures. What was drawn of the trace is a result, too, and also depends on the code that draws. A file holds the key,
+as a line of JSON, and then the result.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from ddp_prof.ingest.trace_files import file_state
 from ddp_prof.runs.pickles import read_result, write_result
 
 _MEASURING = (*READERS, "analyze/**/*.py*", "runs/report.py*", "runs/run.py*")
+PAGE, PICTURE = "timeline", "timeline picture"
+"""Results that are drawn: what the page of a timeline shows, and the picture of a part of it."""
+_DRAWING = (*_MEASURING, "present/**/*.py*", "runs/timelines.py*")
 _LONGEST_KEY = 1 << 20
 _DAMAGED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, ImportError, pickle.UnpicklingError,
@@ -76,7 +80,7 @@ class KeptResults:
         """Return all that the result of a measure depends on; a stored result is valid only for an equal key."""
         import numpy as np
 
-        code = [code_version(_MEASURING), np.__version__]
+        code = [code_version(_DRAWING if measure in (PAGE, PICTURE) else _MEASURING), np.__version__]
         of = {"path": os.path.abspath(self.file), "measure": measure, **self._asked_for(measure)}  # noqa: PTH100
         return {**of, "files": self.state, "code": code}
 

@@ -30,6 +30,7 @@ from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.pickles import unpickle_with_names
 from ddp_prof.runs.run import SUMMARY_RESULTS, Run, timeline_sources
+from ddp_prof.runs.timelines import DrawnTimeline, draw_timelines, find_drawings
 from ddp_prof.runs.workers import count_cores, pack_task, run_tasks
 
 MEASURES = (*SUMMARY_RESULTS, "kernels", "device use")
@@ -45,7 +46,7 @@ RUNS_PER_WORKER = 4
 def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] | None = None) -> list[ReportRun]:
     """Measure what a report shows of each run.
 
-    Views of steps, traces for the timeline and the doctor's diagnosis are functions, called when a page needs them.
+    Views of steps, the timeline and the doctor's diagnosis are functions, called when a page needs them.
     ``turns``: see ``compare_variants``.
     """
     results = [run.overlap() for run in runs]
@@ -59,10 +60,10 @@ def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] |
         keys = [] if step is None else sorted(explanation.collectives.exposed_by_step, key=lambda key: abs(key - step))
         views = partial(_views, explanation.run, sorted(keys[:MOST_STEPS]), ranks)
         files = {explanation.run.ranks[index].clock for index in ranks}
-        sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
+        drawn = partial(_draw, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
         reports.append(
-            ReportRun(run.name, result, sources, explanation, summary, views, use, cache(run.doctor), run.cost())
+            ReportRun(run.name, result, drawn, explanation, summary, views, use, cache(run.doctor), run.cost())
         )
     return reports
 
@@ -72,17 +73,23 @@ def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[
     return {key: view_step(run, key, ranks) for key in keys}
 
 
-def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
-    """Return the given traces for the timeline of a run; if these are not all its files, a caveat says so.
+def _draw(run: Run, files: Sequence[Path], *, with_picture: bool) -> DrawnTimeline:
+    """Return the timeline of the given traces of a run; if these are not all its files, a caveat says so.
 
     The run then drops its events.
     """
-    first, *more = timeline_sources([replace(run, files=tuple(files))])
+
+    def read() -> list[Source]:
+        first, *more = timeline_sources([replace(run, files=tuple(files))])
+        run.release_events()
+        if len(files) < len(run.files):
+            caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
+            first = first._replace(caveats=(caveat, *first.caveats))
+        return [first, *more]
+
+    drawn = draw_timelines(read, find_drawings([run]), with_picture=with_picture)
     run.release_events()  # pages need neither events nor figures of kernels any more
-    if len(files) < len(run.files):
-        caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
-        first = first._replace(caveats=(caveat, *first.caveats))
-    return [first, *more]
+    return drawn
 
 
 def make_pages(

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.bounded_file import free_memory
 from ddp_prof.errors import naming_limits, printable
 from ddp_prof.ingest import ReadOptions
+from ddp_prof.runs.kept import PAGE, PICTURE, KeptResults, kept_results
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.quality import Diagnostics
-    from ddp_prof.runs.kept import KeptResults
     from ddp_prof.trace import Trace
 
 
@@ -112,8 +112,6 @@ def measure_report(
 
 def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
     """Return access to the results in the cache for a report and these options; ``None`` if the cache keeps nothing."""
-    from ddp_prof.runs.kept import kept_results
-
     asked, *asked_of = (
         {name: getattr(options, name) for name in names} for names in (_DEPENDED_ON, *_ALSO_DEPENDED_ON.values())
     )
@@ -121,8 +119,14 @@ def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
 
 
 _DEPENDED_ON = ("comm_patterns", "step_range", "backward_range")
-"""The options that a result depends on. ``with_launches`` is none: what it reads only serves to measure kernels."""
-_ALSO_DEPENDED_ON = {"collectives": ("to_draw",), "diagnosis": ("to_draw",)}
+"""The options that a result depends on. ``with_launches`` is none: what it reads only serves to measure kernels, and to
+draw them."""
+_ALSO_DEPENDED_ON = {
+    "collectives": ("to_draw",),
+    "diagnosis": ("to_draw",),
+    PAGE: ("with_launches",),
+    PICTURE: ("with_launches",),
+}
 """For some results, further options that they depend on."""
 
 

@@ -283,18 +283,19 @@ class Run:
         self.find_made((name,))
         if name not in self.made:
             self.made[name] = make()
-            if kept := self._kept_results():
+            if kept := self.kept_results():
                 kept.keep({name: self.made[name]})
         return self.made[name]
 
     def find_made(self, names: Iterable[str]) -> None:
         """Take the named results of ``_MADE_OF`` from the cache, if an earlier command made them; skip other names."""
         wanted = [name for name in _MADE_OF if name in names and name not in self.made]
-        if wanted and (kept := self._kept_results()):
+        if wanted and (kept := self.kept_results()):
             results = {name: kept.find(name) for name in wanted}
             self.made |= {name: result for name, result in results.items() if result is not None}
 
-    def _kept_results(self) -> KeptResults | None:
+    def kept_results(self) -> KeptResults | None:
+        """Return access to the results of the run in the cache; ``None`` for several files, and if it keeps nothing."""
         return find_kept(self.files[0], self.options) if len(self.files) == 1 else None
 
     def what_if(

@@ -27,7 +27,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.runs.report import TraceEvents
 from ddp_prof.runs.run import timeline_source
@@ -83,7 +83,7 @@ def build(capture: Path, page: Path) -> Iterator[Figure]:
     part = TraceEvents(trace, find_rank_events(trace))
     source = timeline_source(capture.stem, part, merge_analyses([analyze_trace(*part)]))
     model = build_timeline([source])
-    write_timeline_page(model, page)
+    write_timeline_page(make_content(model), page)
     built = time.perf_counter()
     yield Figure("events: activities and ranges", len(trace.activities) + len(trace.spans), "")
     yield Figure("boxes on the page", model.boxes, "")

@@ -18,7 +18,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from ddp_prof.present.charts.static_images import find_browser
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import timeline_sources
@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as running:
         path = Path(folder) / "run.html"
-        write_timeline_page(build_timeline(timeline_sources(load_runs([arguments.trace]))), path)
+        write_timeline_page(make_content(build_timeline(timeline_sources(load_runs([arguments.trace])))), path)
         browser = running.chromium.launch(executable_path=str(find_browser()), args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport=SIZE)
         page.goto(path.as_uri())

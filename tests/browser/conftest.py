@@ -16,7 +16,7 @@ from playwright.sync_api import Error, sync_playwright
 
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.html.page import write_shared_plotly
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.model import Timeline
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
@@ -371,7 +371,7 @@ def write_timeline(model: Timeline, path: Path) -> Path:
     """A timeline as reports have it, beside plotly.js: of its own address this is compiled once, but as part of a page
     once for each address of the page, fragment included."""
     write_shared_plotly(path.parent)
-    write_timeline_page(model, path, shared_plotly=True)
+    write_timeline_page(make_content(model), path, shared_plotly=True)
     return path
 
 

@@ -9,12 +9,13 @@ import pytest
 from ddp_prof.present.timeline.build import build_timeline
 from tests.browser.conftest import Visit, write_timeline
 from tests.browser.test_inspecting import details, device_label
-from tests.present.runs import cpu_run, run_of
+from tests.measuring import source_of
+from tests.present.runs import cpu_run
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    return write_timeline(build_timeline(run_of(cpu_run()).load_sources()), tmp_path / "run.html")
+    return write_timeline(build_timeline([source_of("overlap", cpu_run())]), tmp_path / "run.html")
 
 
 @pytest.mark.parametrize("width", [1400, 1100])

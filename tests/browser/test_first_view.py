@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import Trace
 from tests.browser.conftest import Visit, prepared_visit
@@ -58,7 +58,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two runs on a page that is long to these tests; it opens on step 1, which starts at another time in each."""
     monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 12_000)
     sources = [source_of("one", steps_of(3000, 2000, 1500, 2500)), source_of("other", steps_of(2700, 2100, 1600, 2400))]
-    write_timeline_page(build_timeline(sources), tmp_path / "run.html")
+    write_timeline_page(make_content(build_timeline(sources)), tmp_path / "run.html")
     return tmp_path / "run.html"
 
 

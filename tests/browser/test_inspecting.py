@@ -9,13 +9,14 @@ import pytest
 
 from ddp_prof.present.timeline.build import build_timeline
 from tests.browser.conftest import Visit, write_timeline
-from tests.present.runs import cpu_run, run_of
+from tests.measuring import source_of
+from tests.present.runs import cpu_run
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """Two steps of 20 ns: forward 1 to 5, backward 6 to 12, all-reduce 8 to 12 of bucket 0."""
-    return write_timeline(build_timeline(run_of(cpu_run()).load_sources()), tmp_path / "run.html")
+    return write_timeline(build_timeline([source_of("overlap", cpu_run())]), tmp_path / "run.html")
 
 
 def device_label(visit: Visit, kind: str, time: float, panel: int = 0) -> tuple[float, float]:

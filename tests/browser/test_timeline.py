@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from ddp_prof.present import theme
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import Source, Timeline
 from tests.browser.conftest import Visit, new_visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
-from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
+from tests.present.runs import HOSTILE_TITLE, cpu_run
 from tests.present.timelines import busy_run
 
 HOSTILE_KERNELS = {
@@ -48,7 +48,7 @@ def write(model: Timeline, folder: Path) -> Path:
 
 def write_alone(model: Timeline, folder: Path) -> Path:
     """The page as the command ``timeline`` writes it: plotly.js is a part of it."""
-    write_timeline_page(model, folder / "timeline.html")
+    write_timeline_page(make_content(model), folder / "timeline.html")
     return folder / "timeline.html"
 
 
@@ -77,7 +77,7 @@ def busy(opened: Visit) -> Iterator[Visit]:
 
 class TestDrawing:
     def test_a_page_needs_nothing_but_its_file(self, visit: Visit, tmp_path: Path) -> None:
-        model = build_timeline([*run_of(cpu_run(3)).load_sources(), gpu_run()])
+        model = build_timeline([source_of("overlap", cpu_run(3)), gpu_run()])
         page = write_alone(model, tmp_path)
         visit.open_timeline(page)
         assert visit.ask("page.boxes") == model.boxes
@@ -107,13 +107,13 @@ class TestDrawing:
     @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
     def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
-        visit.open_timeline(write(build_timeline(run_of(cpu_run()).load_sources()), tmp_path))
+        visit.open_timeline(write(build_timeline([source_of("overlap", cpu_run())]), tmp_path))
         assert visit.ask("page.element.layout.paper_bgcolor") == palette.paper
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
         assert {fill[:7] for fill in fills} <= {*palette.colors.values(), palette.paper, palette.notice, palette.text}
 
     def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").load_sources()), tmp_path))
+        visit.open_timeline(write(build_timeline([source_of("naive", cpu_run())]), tmp_path))
         labels = "page.element.data.at(-1).text.filter((text) => text.startsWith('compute only')).length"
         assert visit.ask(labels) > 0
         entry = visit.ask("""page.data.categories.filter((each) => each.in_legend)
@@ -151,7 +151,7 @@ class TestDrawing:
 
 class TestSums:
     def test_what_a_shorter_panel_did_not_capture_is_told(self, visit: Visit, tmp_path: Path) -> None:
-        sources = [*run_of(cpu_run(1), "short").load_sources(), *run_of(cpu_run(2), "long").load_sources()]
+        sources = [source_of("short", cpu_run(1)), source_of("long", cpu_run(2))]
         unknown = draw_trace(ranges={"step 1": "####", "something": ".##."})
         visit.open_timeline(write(build_timeline([*sources, source_of("unknown", unknown)]), tmp_path))
         visit.ask("page.showAll()")
@@ -161,15 +161,14 @@ class TestSums:
         assert cells == [["20 ns 50 %", "100 %"], ["0.0 ms 0 %", "100 %"], ["n/a", "n/a"]]
 
     def test_a_window_in_the_margin_sums_to_nothing(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
+        visit.open_timeline(write(build_timeline([source_of("overlap", cpu_run(2))]), tmp_path))
         visit.ask("(page.data.margin = 10, page.show(-390, -290))")
         assert visit.text("#in-view") == "in view: 0.0 ms"
         assert set(visit.texts("#sums tbody td")) <= {"0.0 ms n/a", "n/a"}
 
     def test_the_rank_of_a_panel_is_named_once(self, visit: Visit, tmp_path: Path) -> None:
-        sources = [source._replace(title="job, rank 0") for source in run_of(cpu_run()).load_sources()]
-        other = run_of(cpu_run(), "other").load_sources()
-        visit.open_timeline(write(build_timeline([*sources, *other]), tmp_path))
+        sources = [source_of("overlap", cpu_run())._replace(title="job, rank 0"), source_of("other", cpu_run())]
+        visit.open_timeline(write(build_timeline(sources), tmp_path))
         assert visit.texts("#sums tbody th") == ["job, rank 0", "other, rank 0"]
 
     def test_the_parts_in_the_table_sum_to_the_window(self, busy: Visit) -> None:
@@ -180,7 +179,7 @@ class TestSums:
             assert sum(int(title.replace(",", "").removesuffix(" ns")) for title in told) == end - start
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
-        sources = [*run_of(cpu_run(shift=4), "naive").load_sources(), *run_of(cpu_run()).load_sources()]
+        sources = [source_of("naive", cpu_run(shift=4)), source_of("overlap", cpu_run())]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
         assert "naive: 0 %, overlap: 100 % overlapped" in visit.text("#in-view")
         assert visit.texts("#sums tbody td:nth-last-child(2)") == ["0 %", "100 %"]

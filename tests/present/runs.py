@@ -18,6 +18,7 @@ from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present.html.report import ReportRun
 from ddp_prof.present.tables.kernels import kernels_views
+from ddp_prof.runs.timelines import draw_timelines
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of, source_of
@@ -70,7 +71,7 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     return ReportRun(
         name,
         result,
-        lambda: (source_of(label, trace),),
+        lambda with_picture: draw_timelines(lambda: (source_of(label, trace),), None, with_picture=with_picture),
         explanation,
         summary,
         lambda: steps,

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import zlib
 from dataclasses import fields
@@ -17,7 +18,7 @@ import pytest
 from ddp_prof.ingest import cache_folder, cached
 from ddp_prof.ingest.cache_folder import CacheFolder
 from ddp_prof.runs import kept as kept_module
-from ddp_prof.runs import report
+from ddp_prof.runs import report, timelines
 from ddp_prof.runs import run as run_module
 from ddp_prof.runs.pickles import read_result, write_result
 from ddp_prof.runs.report import LoadOptions
@@ -54,6 +55,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def results(folder: Path) -> list[Path]:
     return [file.path for file in CacheFolder(folder).files() if file.path.suffix == cache_folder.RESULTS]
+
+
+def measures_of(folder: Path) -> set[str]:
+    """The names of the results that are kept."""
+    return {key["measure"] for key in map(kept_module.read_key_of_result, results(folder)) if key}
 
 
 def test_each_measure_is_measured_once(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
@@ -114,6 +120,116 @@ def test_a_page_takes_what_a_summary_measured(
     assert pages[0] == pages[1] == pages[2]
 
 
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The steps of each timeline that was laid out for a page; those of the cache are not."""
+    found: list[Any] = []
+
+    def laying_out(sources: Any, steps: Any = None) -> Any:
+        found.append(steps)
+        return build_timeline(sources, steps)
+
+    build_timeline = timelines.build_timeline
+    monkeypatch.setattr(timelines, "build_timeline", laying_out)
+    return found
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_a_timeline_is_laid_out_once_for_all_its_pages(
+    trace: Path, folder: Path, tmp_path: Path, laid_out: list[Any]
+) -> None:
+    """The page of ``timeline`` and that in a report show the same; of the second, only links differ."""
+    page, again = tmp_path / "page.html", tmp_path / "again.html"
+    run("timeline", trace, "-o", page)
+    assert run("timeline", trace, "-o", again).exit_code == 0
+    assert again.read_bytes() == page.read_bytes()
+    for place in ("first", "second"):
+        assert run("report", trace, "-o", tmp_path / place).exit_code == 0
+    assert laid_out == [None]
+    pages = [{file.name: file.read_bytes() for file in (tmp_path / place).iterdir()} for place in ("first", "second")]
+    assert pages[0] == pages[1]
+    data = re.compile(rb'<script type="application/[^>]*>.*?</script>', re.DOTALL)
+    assert data.findall(pages[0]["known.html"]) == data.findall(page.read_bytes())
+    assert measures_of(folder) >= {kept_module.PAGE, kept_module.PICTURE}
+
+
+def test_some_steps_are_laid_out_each_time_and_leave_what_is_kept(
+    trace: Path, folder: Path, tmp_path: Path, laid_out: list[Any]
+) -> None:
+    run("timeline", trace, "-o", tmp_path / "whole.html")
+    kept = {*results(folder)}
+    for _ in range(2):
+        assert run("timeline", trace, "--steps", "1", "-o", tmp_path / "part.html").exit_code == 0
+    run("timeline", trace, "-o", tmp_path / "again.html")
+    assert laid_out == [None, [1], [1]]
+    assert {*results(folder)} == kept
+    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "whole.html").read_bytes()
+
+
+def test_several_traces_are_laid_out_each_time(trace: Path, folder: Path, tmp_path: Path, laid_out: list[Any]) -> None:
+    """Their panels are aligned with each other, and the titles tell them apart."""
+    other = write_capture(tmp_path / "other.sqlite", known_truth(2))
+    for _ in range(2):
+        assert run("timeline", trace, other, "-o", tmp_path / "page.html").exit_code == 0
+    run("timeline", trace, "-o", tmp_path / "page.html")
+    assert laid_out == [None, None, None]
+
+
+def test_a_timeline_is_laid_out_anew_for_other_options_code_and_files(
+    trace: Path, folder: Path, tmp_path: Path, laid_out: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(*options: str) -> bytes:
+        page = tmp_path / "page.html"
+        for _ in range(2):
+            assert run("timeline", trace, *options, "-o", page).exit_code == 0
+        return page.read_bytes()
+
+    first = draw()
+    other = draw("--step-range", "step_[012]")
+    assert other != first
+    assert len(laid_out) == 2
+    assert draw() == first
+    assert len(laid_out) == 2, "both are kept"
+    code_version = kept_module.code_version
+    monkeypatch.setattr(
+        kept_module, "code_version", lambda of: code_version(of) + "changed" * any("present" in one for one in of)
+    )
+    assert draw() == first
+    assert len(laid_out) == 3, "the code that draws is another"
+    trace.unlink()
+    write_capture(trace, known_truth(2))
+    assert draw() != first
+    assert len(laid_out) == 4, "the trace is another"
+
+
+def test_a_writer_that_is_killed_leaves_no_timeline(
+    trace: Path, folder: Path, tmp_path: Path, laid_out: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has written until then is neither read nor counted."""
+
+    def killed(key: Any, result: Any, target: Path) -> None:
+        write(key, result, target)
+        if key["measure"] == kept_module.PAGE:
+            target.write_bytes(target.read_bytes()[:-100])
+            os._exit(9)
+
+    page, write = tmp_path / "page.html", kept_module._write
+    run("timeline", trace, "--no-cache", "-o", page)
+    right = page.read_bytes()
+    monkeypatch.setattr(kept_module, "_write", killed)
+    if not (writer := os.fork()):
+        run("timeline", trace, "-o", page)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == 9
+    monkeypatch.setattr(kept_module, "_write", write)
+    assert "overlap" in measures_of(folder)
+    assert kept_module.PAGE not in measures_of(folder)
+    for _ in range(2):
+        run("timeline", trace, "-o", page)
+        assert page.read_bytes() == right
+    assert len(laid_out) == 2, "once without the cache, once after the writer was killed"
+
+
 def test_an_option_of_measuring_is_measured_anew(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
     ways = ([], ["--step-range", "step_[012]"], ["--backward-range", "^forward$"], ["--comm-pattern", "adam"])
     alone = [run("overlap", trace, *way, "--format", "json", "--no-cache").stdout for way in ways]
@@ -160,14 +276,15 @@ def test_paths_are_told_as_they_are_given(trace: Path, folder: Path, monkeypatch
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["a byte is wrong", "cut off"])
-def test_a_damaged_result_is_not_used(is_cut: bool, trace: Path, folder: Path) -> None:
-    right = run("collectives", trace, "--format", "json").stdout
+@pytest.mark.parametrize("command", ["collectives --format json", "timeline -o -"])
+def test_a_damaged_result_is_not_used(command: str, is_cut: bool, trace: Path, folder: Path) -> None:
+    right = run(*command.split(), trace).stdout
     good = {place: place.read_bytes() for place in results(folder)}
     for share in range(12):
         for place, data in good.items():
             at = share * len(data) // 12
             place.write_bytes(data[:at] if is_cut else data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
-        assert run("collectives", trace, "--format", "json").stdout == right
+        assert run(*command.split(), trace).stdout == right
 
 
 class _Command:

@@ -12,6 +12,7 @@ import pytest
 from ddp_prof import LoadOptions, TraceError, Workers, load_runs
 from ddp_prof.cli import pages as report_command
 from ddp_prof.present.html import report as pages
+from ddp_prof.runs import timelines
 from ddp_prof.runs.pages import MEASURES, make_pages, report_runs
 from ddp_prof.runs.run import Run
 from tests.command_line import run
@@ -109,7 +110,7 @@ def test_of_many_runs_no_timeline_has_a_picture(
     captures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "MOST_PICTURES", 2)
-    monkeypatch.setattr(pages, "build_excerpt", None)  # it would fail
+    monkeypatch.setattr(timelines, "build_excerpt", None)  # it would fail
     write_report(loaded(captures), tmp_path / "report")
     assert "There are pictures of up to 2 runs." in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ddp_prof import __version__
 from ddp_prof.analyze.collectives.collective import Collective
@@ -41,7 +41,7 @@ from ddp_prof.present.headlines import (
     step_lengths,
 )
 from ddp_prof.present.html.page import asset, json_in_page, write_page, write_shared_plotly
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import TimelineContent, write_timeline_page
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.tables.compare import compare_rows, how_to_read
@@ -49,10 +49,13 @@ from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import steps_view, warnings_by_run
 from ddp_prof.present.tables.summary import SummarizedRun, main_advice
 from ddp_prof.present.text import count_noun, percent, plain_name, source_name
-from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE
-from ddp_prof.present.timeline.figure import draw_timeline
-from ddp_prof.present.timeline.model import Source
+
+
+class DrawTimeline(Protocol):
+    """A function that draws the timeline of a run."""
+
+    def __call__(self, *, with_picture: bool) -> tuple[TimelineContent, Chart | None]: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class ReportRun:
     Attributes:
         name: Name of the trace; :func:`write_report` replaces it by a unique name for the run's pages.
         result: Its overlap.
-        load_sources: Reads the traces for its timeline.
+        draw_timeline: Returns what the page of its timeline shows and, if asked for, the picture of a part of it.
         explanation: Its collectives, why they are exposed, and the skew of its ranks.
         summary: Its row in the comparison of runs.
         load_steps: Returns what each rank communicated, by the key of the step.
@@ -73,7 +76,7 @@ class ReportRun:
 
     name: str
     result: TraceOverlap
-    load_sources: Callable[[], Sequence[Source]]
+    draw_timeline: DrawTimeline
     explanation: RunExplanation
     summary: VariantSummary
     load_steps: Callable[[], Mapping[int, Sequence[RankStepView]]]
@@ -408,15 +411,12 @@ def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Chart | Trace
         The picture of its timeline if ``place.is_drawn``, else ``None``; or the error if a trace can no longer be read.
     """
     try:
-        sources = run.load_sources()
+        content, picture = run.draw_timeline(with_picture=place.is_drawn)
     except TraceError as error:
         return error
-    picture = draw_timeline(build_excerpt(sources)) if place.is_drawn else None
-    model = build_timeline(sources)
-    del sources  # the events take more memory than the boxes that are drawn
     path = folder / f"{place.name}{TIMELINE}.html"
-    write_timeline_page(model, path, navigation=_navigation(place, TIMELINE), shared_plotly=True)
-    del model
+    write_timeline_page(content, path, navigation=_navigation(place, TIMELINE), shared_plotly=True)
+    del content
     _write_why_page(run, folder, place)
     _write_kernels_page(run, folder, place)
     return picture

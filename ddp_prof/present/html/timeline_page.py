@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.core.blocking import HELD_BY
@@ -29,17 +32,30 @@ MOST_PANELS = 4
 _STRIP_TITLE = "where time goes"
 
 
-def write_timeline_page(
-    model: Timeline, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
-) -> None:
-    """Write the page of a timeline.
+@dataclass(frozen=True)
+class TimelineContent:
+    """What the page of a timeline shows of its traces, as it is written into the page; the cache can keep it.
 
-    Args:
-        model: The timeline.
-        path: The page.
-        navigation: See :func:`~ddp_prof.present.html.page.write_page`.
-        shared_plotly: Whether plotly.js is a file beside the page.
+    Attributes:
+        title: Plain text of the page's title.
+        name: Title of the first panel.
+        headline, explanation: See :mod:`~ddp_prof.present.timeline.figure`.
+        data: JSON that :func:`_page_data` describes.
+        boxes: All packed boxes by their names in the page, compressed.
+        opening: The packed boxes that are drawn first, compressed; empty if all are drawn at once.
     """
+
+    title: str
+    name: str
+    headline: str
+    explanation: tuple[tuple[str, str | None], ...]
+    data: str
+    boxes: Mapping[str, bytes]
+    opening: bytes
+
+
+def make_content(model: Timeline) -> TimelineContent:
+    """Return what the page of a timeline shows."""
     ranks = [rank for panel in model.panels for rank in panel.ranks]
     of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
     # Ranks and lanes are numbered over all panels.
@@ -47,30 +63,56 @@ def write_timeline_page(
     titles = Titles()
     with ThreadPoolExecutor() as pool:  # compresses packed boxes while the next ones are packed
         shown = encoding.pack_boxes([each for each in placed if not each.lane.is_folded], titles)
-        payloads = {"boxes": pool.submit(shown.payload)}
+        boxes = {"boxes": pool.submit(shown.compressed)}
         explained = [rank.explained for rank in ranks]
         folded = encoding.pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
-        payloads["folded"] = pool.submit(folded.payload)
+        boxes["folded"] = pool.submit(folded.compressed)
         opening = _opening(model, placed, titles)
         data = json_in_page(_page_data(model, placed, shown, folded, opening, titles))
+    return TimelineContent(
+        title=figure.headline(model),
+        name=model.panels[0].title,
+        headline=figure.page_headline(model),
+        explanation=figure.explanation(model),
+        data=str(data),
+        boxes={name: compressed.result() for name, compressed in boxes.items()},
+        opening=opening.compressed() if opening else b"",
+    )
+
+
+def write_timeline_page(
+    content: TimelineContent, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
+) -> None:
+    """Write the page of a timeline.
+
+    Args:
+        content: What it shows.
+        path: The page.
+        navigation: See :func:`~ddp_prof.present.html.page.write_page`.
+        shared_plotly: Whether plotly.js is a file beside the page.
+    """
     values = {
-        "headline": figure.page_headline(model),
-        "explanation": figure.explanation(model),
-        "data": data,
-        "payloads": {name: trusted_markup(payload.result()) for name, payload in payloads.items()},
-        "opening": trusted_markup(opening.payload() if opening else ""),
+        "headline": content.headline,
+        "explanation": content.explanation,
+        "data": trusted_markup(content.data),
+        "payloads": {name: _in_base64(compressed) for name, compressed in content.boxes.items()},
+        "opening": _in_base64(content.opening),
     }
     write_page(
         path,
         "timeline.html",
         values,
-        title=figure.headline(model),
+        title=content.title,
         navigation=navigation,
         css=asset("view/timeline.css", "timeline") + asset("lanes/lanes.css", "timeline") + _colors(),
         scripts=["timeline/assets/view/start.js"],
         shared_plotly=shared_plotly,
         late_plotly=True,
     )
+
+
+def _in_base64(data: bytes) -> Markup:
+    return trusted_markup(base64.b64encode(data).decode())
 
 
 def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> PackedBoxes | None:

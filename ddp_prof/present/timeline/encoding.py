@@ -17,7 +17,6 @@ columns::
 
 from __future__ import annotations
 
-import base64
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -87,9 +86,9 @@ class PackedBoxes:
     tables: tuple[PackedTable, ...]
     packed: bytes
 
-    def payload(self) -> str:
-        """Return the bytes as text for a page: compressed, in base64."""
-        return base64.b64encode(zlib.compress(self.packed, _COMPRESSION)).decode()
+    def compressed(self) -> bytes:
+        """Return the bytes as a page holds them, where they are in base64: compressed."""
+        return zlib.compress(self.packed, _COMPRESSION)
 
 
 class Titles:

@@ -21,12 +21,13 @@ from ddp_prof.present.charts.static_images import SCALE, WIDTH, PictureError, Pi
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 from tests.conftest import ROOT
-from tests.present.runs import cpu_run, run_of
+from tests.measuring import source_of
+from tests.present.runs import cpu_run
 from tests.waiting import has_ended, wait_until
 
 
 def figure():
-    return draw_timeline(build_timeline(run_of(cpu_run()).load_sources()))
+    return draw_timeline(build_timeline([source_of("overlap", cpu_run())]))
 
 
 @pytest.mark.browser

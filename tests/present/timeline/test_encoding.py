@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 import zlib
 from collections.abc import Iterable
 from itertools import pairwise
@@ -30,7 +29,7 @@ from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, column, draw_trace, table
 from tests.examples import examples
 from tests.measuring import collectives_of, source_of
-from tests.present.runs import cpu_run, run_of
+from tests.present.runs import cpu_run
 
 COMPUTE_CODE = theme.CATEGORIES.index(theme.COMPUTE)
 NUMBERS = st.integers(-(2**40), 2**40)
@@ -58,7 +57,7 @@ def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
     titles = Titles()
     packed = pack_boxes([PlacedLane(0, place, lane) for place, lane in enumerate(lanes)], titles)
-    columns, _ = unpack(packed.tables, zlib.decompress(base64.b64decode(packed.payload())))
+    columns, _ = unpack(packed.tables, zlib.decompress(packed.compressed()))
     names = list(titles.titles)
     rows = [row for row in packed.rows for _ in range(len(row.boxes))]
     boxes, time, step = [], 0, 0
@@ -112,7 +111,7 @@ def test_boxes_come_back(drawn: list[list[dict[str, int]]]) -> None:
 
 
 def test_titles_tell_boxes_apart() -> None:
-    trace_lanes = build_timeline(run_of(cpu_run()).load_sources()).panels[0].ranks[0].lanes
+    trace_lanes = build_timeline([source_of("overlap", cpu_run())]).panels[0].ranks[0].lanes
     titles = {box["title"] for box in read_back(list(trace_lanes))}
     assert {"all-reduce of bucket 0", "forward", "overlapped communication", "idle"} <= titles
     assert "step 0: 100 % of 0.0 µs communication overlapped" in titles
@@ -198,7 +197,7 @@ def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list
 
 
 def test_parts_of_a_collective_sum_to_it() -> None:
-    rank = build_timeline(run_of(cpu_run(shift=2)).load_sources()).panels[0].ranks[0]
+    rank = build_timeline([source_of("overlap", cpu_run(shift=2))]).panels[0].ranks[0]
     placed = [PlacedLane(0, place, lane) for place, lane in enumerate(rank.lanes)]
     titles = Titles()
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)

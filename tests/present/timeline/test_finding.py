@@ -14,7 +14,7 @@ from tests.ingest.test_kineto_json import event, gpu_step, write
 from tests.javascript import Node
 from tests.measuring import source_of
 from tests.nsys_factory import US, bucket_steps, write_capture
-from tests.present.runs import cpu_run, run_of
+from tests.present.runs import cpu_run
 from tests.present.timelines import gpu_trace, steps_of
 
 
@@ -49,7 +49,7 @@ class TestSearch:
         assert visited(steps, 1, 1) == [("step|index=0", 1), ("step|index=1", 2)]
 
     def test_it_goes_on_from_the_last_to_the_first(self, node: Node, tmp_path: Path) -> None:
-        node.open(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path)
+        node.open(build_timeline([source_of("overlap", cpu_run(2))]), tmp_path)
         node.ask("page.search.find('bucket 0')")
         assert [position for _, position in visited(node, 1, 1, 1, -1)] == [1, 2, 1, 2]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import timeline_sources
@@ -23,7 +23,7 @@ def opening_of(tmp_path: Path, steps: list[str], most: int, monkeypatch: pytest.
     monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", most)
     ranges = [(f"step|index={at}", step) for at, step in enumerate(steps)]
     trace = draw_trace(ranges=ranges, streams={7: KERNELS}, character_ns=10_000)
-    write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
+    write_timeline_page(make_content(build_timeline([source_of("run", trace)])), tmp_path / "run.html")
     _, _, rest = (tmp_path / "run.html").read_text(encoding="utf-8").partition('id="timeline-data">')
     opening: dict[str, Any] | None = json.loads(rest.partition("</script>")[0])["opening"]
     return opening

@@ -17,7 +17,7 @@ from ddp_prof.trace import Category
 from tests.drawing import column, draw_trace
 from tests.javascript import Node
 from tests.measuring import source_of
-from tests.present.runs import cpu_run, run_of
+from tests.present.runs import cpu_run
 from tests.present.timelines import KERNELS, busy_run, steps_of
 
 
@@ -143,7 +143,7 @@ class TestMoving:
                     "backward": "." * 43 + "#" * 4, "all_reduce|bucket=0": "." * 35 + "##"},
             ranks={4242: 0},
         )  # fmt: skip
-        node.open(build_timeline([*run_of(cpu_run(2)).load_sources(), source_of("late", late)]), tmp_path)
+        node.open(build_timeline([source_of("overlap", cpu_run(2)), source_of("late", late)]), tmp_path)
         node.ask("page.showStep(1)")
         assert node.ask("page.view.offsets") == [20, 30]
         first, second = node.ask("page.sums(0, 20)")
