@@ -6,21 +6,51 @@ as soon as a module with marks is compiled, the marks move to the object that ``
 
     torch.compile(model)    returns a module that calls the model: its hooks are not compiled, and get the marks
     model.compile()         compiles ``_call_impl``, which runs the hooks: it is wrapped in a function with the marks
+
+A module owns its marks, so they go with it when the program deletes it. A deep copy or pickle of the module has none.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
 import torch
 
-_marked: weakref.WeakKeyDictionary[torch.nn.Module, MarkedCalls] = weakref.WeakKeyDictionary()
-"""The marks of each module that has some."""
+_ATTRIBUTE = "_ddp_prof_calls"
+"""Attribute of a module that holds its :class:`MarkedCalls` in an :class:`Owned`."""
 _COMPILED_CALLS = ("_call_impl", "_wrapped_call_impl", "__call__")
 """Names of the methods that run a module's hooks and its forward; ``model.compile()`` compiles one of them."""
+
+
+class Owned:
+    """Holds an object in an attribute of a module. In a deep copy or pickle of the module the attribute is ``None``."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+class Hook:
+    """A hook of a module that calls a function. In a deep copy or pickle of the module it is one that does nothing.
+
+    A function within a function, as hooks with a state are, cannot be pickled; and a program that loads the pickle need
+    not have ddp_prof.
+    """
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments and returns None
 
 
 class MarkedCalls:
@@ -29,7 +59,7 @@ class MarkedCalls:
     ``module`` is ``model``, or the compiled module that is called in its place.
 
     Args:
-        model: The module; only a weak reference is kept.
+        model: The module, which keeps this object; this object has only a weak reference to it.
         begin: Is called before each call.
         end: Is called after each call, even if the call raises an exception.
     """
@@ -41,7 +71,7 @@ class MarkedCalls:
         self._begin, self._end, self._is_on = begin, end, True
         self._model = weakref.ref(model)
         self._handles: list[Any] = []  # of the hooks
-        _marked[model] = self
+        vars(model)[_ATTRIBUTE] = Owned(self)
         _follow_compilation()
         # model.compile() has set _compiled_call_impl, if it was called before.
         compiled: Any = getattr(model, "_compiled_call_impl", None)
@@ -54,8 +84,8 @@ class MarkedCalls:
         """Stop calling ``begin`` and ``end``."""
         self._is_on = False  # for the function around a compiled call, which stays in place
         self._remove_hooks()
-        if (model := self._model()) is not None and _marked.get(model) is self:
-            del _marked[model]
+        if (model := self._model()) is not None and _marks_of(model) is self:
+            del vars(model)[_ATTRIBUTE]
 
     def move_to(self, compiled: Any) -> Any:
         """Move the marks from the module to what ``torch.compile`` made of it.
@@ -85,8 +115,8 @@ class MarkedCalls:
                 self._end()
 
         self._handles += [
-            module.register_forward_pre_hook(before, prepend=True),
-            module.register_forward_hook(after, always_call=True),
+            module.register_forward_pre_hook(Hook(before), prepend=True),
+            module.register_forward_hook(Hook(after), always_call=True),
         ]
 
     def _remove_hooks(self) -> None:
@@ -130,4 +160,10 @@ def _find(compiled: Any) -> MarkedCalls | None:
     """Return the marks of a module, given the module or one of its methods in ``_COMPILED_CALLS``, if it has marks."""
     if getattr(compiled, "__name__", None) in _COMPILED_CALLS:
         compiled = getattr(compiled, "__self__", None)
-    return _marked.get(compiled) if isinstance(compiled, torch.nn.Module) else None
+    return _marks_of(compiled) if isinstance(compiled, torch.nn.Module) else None
+
+
+def _marks_of(model: torch.nn.Module) -> MarkedCalls | None:
+    """Return the marks of a module; ``None`` if it has none, or shares the attributes of one that it is a copy of."""
+    marks: MarkedCalls | None = getattr(vars(model).get(_ATTRIBUTE), "held", None)
+    return marks if marks is not None and marks._model() is model else None

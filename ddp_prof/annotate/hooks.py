@@ -13,24 +13,27 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import wraps
+from functools import partial, update_wrapper, wraps
 from itertools import count
 from threading import get_ident
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddp_prof import range_names
 from ddp_prof.annotate import ranges
-from ddp_prof.annotate.calls import MarkedCalls
+from ddp_prof.annotate.calls import MarkedCalls, Owned
 from ddp_prof.annotate.ranges import NestedRange, OpenRange
 from ddp_prof.annotate.tracebacks import hide_own_frames
 
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
 """Environment variables; nsys sets at least one of them for the program that it runs."""
+_OF_BUCKETS = "_ddp_prof_buckets"
+"""Attribute of a DDP that holds its :class:`BucketMarks` in an :class:`.Owned`."""
 _NAMED_RANKS = 16
 """Most ranks that are listed in the name of a process group."""
 DEFAULT_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
@@ -206,7 +209,8 @@ class Instrumented:
         if one in _marked:
             return False
         _marked.add(one)
-        self._undo.append(lambda: _marked.discard(one))
+        claimed = weakref.ref(one)  # what is undone must not keep what the program deletes
+        self._undo.append(lambda: None if (there := claimed()) is None else _marked.discard(there))
         return True
 
     def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -222,8 +226,7 @@ class Instrumented:
     def _mark_forward(self, model: torch.nn.Module) -> None:
         """Mark each forward of ``model``, and the buckets if it is a DDP, unless it has marks already."""
         wrapped = getattr(model, "_orig_mod", model)  # torch.compile keeps the module as _orig_mod
-        # BucketMarks puts register_comm_hook into the attributes of a DDP: such a DDP has marks.
-        if "register_comm_hook" in vars(wrapped) or not self._take(wrapped):
+        if BucketMarks.of(wrapped) or not self._take(wrapped):
             return
         opened: list[NestedRange] = []
         process = None
@@ -250,10 +253,9 @@ class Instrumented:
             if buckets:
                 buckets.end_forward()
 
-        self._undo += [
-            lambda: wrapped.__dict__.pop("register_comm_hook", None),
-            MarkedCalls(model, begin, end).remove,
-        ]
+        remove_calls = weakref.WeakMethod(MarkedCalls(model, begin, end).remove)
+        remove_buckets = weakref.WeakMethod(buckets.remove) if buckets else None
+        self._undo += [partial(_call_if_there, remove) for remove in (remove_buckets, remove_calls) if remove]
 
     def _mark_future_objects(self) -> None:
         """Mark every DDP, FSDP2 parameter group and optimizer from now on, until :meth:`remove`.
@@ -288,6 +290,12 @@ class Instrumented:
             register_optimizer_step_pre_hook(marks.begin).remove,
             register_optimizer_step_post_hook(marks.end).remove,
         ]
+
+
+def _call_if_there(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call the method, unless its object was deleted."""
+    if (call := method()) is not None:
+        call()
 
 
 _marked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -347,9 +355,8 @@ def _warn_of_order(models: Sequence[torch.nn.Module]) -> None:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
-    # A DDP with marks has register_comm_hook among its own attributes.
     there = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-    if not models and any("register_comm_hook" not in vars(one) for one in there):
+    if not models and any(BucketMarks.of(one) is None for one in there):
         warnings.warn(
             "annotate.instrument() marks what is created after it, and a DistributedDataParallel is there already, "
             "whose buckets are not marked: call it first, or pass the model",
@@ -427,11 +434,13 @@ class BucketMarks:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        """Replace ``ddp.register_comm_hook``, so that a hook of the program is called by ours.
+        """Let ``ddp.register_comm_hook`` call :meth:`register`, so that a hook of the program is called by ours.
 
         If the program has registered its hook before, the buckets cannot be marked, and a warning says so.
         """
-        self._ddp, self._register = ddp, ddp.register_comm_hook
+        self._owner = weakref.ref(ddp)  # DDP's reducer, in C++, holds the hook, so the hook must not hold the DDP
+        vars(ddp)[_OF_BUCKETS] = Owned(self)
+        _follow_registration()
         self._hook: Hook | None = None  # the program's communication hook, and its state
         self._state: Any = None
         self._group = MarkingGroup(ddp.process_group)
@@ -444,8 +453,23 @@ class BucketMarks:
         self._sizes: NestedRange | None = None
         if self._is_installed:
             warnings.warn("buckets are not marked: call annotate.instrument before register_comm_hook", stacklevel=4)
-        else:
-            ddp.register_comm_hook = self._register_hook_inside  # type: ignore[method-assign]
+
+    @staticmethod
+    def of(ddp: torch.nn.Module) -> BucketMarks | None:
+        """Return the marks of a DDP; ``None`` for any other module, also for a copy that shares its attributes."""
+        marks: BucketMarks | None = getattr(vars(ddp).get(_OF_BUCKETS), "held", None)
+        return marks if marks is not None and marks._owner() is ddp else None
+
+    @property
+    def _ddp(self) -> DistributedDataParallel:
+        ddp = self._owner()
+        assert ddp is not None, "only calls of the DDP come here"
+        return ddp
+
+    def remove(self) -> None:
+        """Let ``ddp.register_comm_hook`` do what torch's does again; a hook of ours that is installed stays."""
+        if (ddp := self._owner()) is not None:
+            vars(ddp).pop(_OF_BUCKETS, None)
 
     def begin_forward(self) -> None:
         """Install our communication hook if a profiler records, unless one is installed or none is needed."""
@@ -455,7 +479,7 @@ class BucketMarks:
                 call(self._ddp)
         needs_hook = is_under_nsys() or not self._reduces_on_host
         if needs_hook and is_recorded() and not self._is_installed:
-            self._register(None, lambda _state, bucket: self._reduce(bucket))
+            _register_with_torch(self._ddp, None, CommHook(self._reduce, None))
             self._is_installed = True
 
     def end_forward(self) -> None:
@@ -486,12 +510,12 @@ class BucketMarks:
         names = name_group(ddp.process_group)
         return ranges.buckets([int(size) for size in sizes.split(",")], int(self._finds_unused), **names)
 
-    def _register_hook_inside(self, state: Any, hook: Callable[..., Any]) -> None:
-        """Register our communication hook, and keep the user's, which it calls; replaces ``ddp.register_comm_hook``."""
+    def register(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Register our communication hook, and keep the user's, which it calls; as ``ddp.register_comm_hook``."""
         if self._hook is None and self._is_installed:  # ours is registered and calls the user's from now on
             self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
         else:
-            self._register(None, wraps(hook)(lambda _state, bucket: self._reduce(bucket)))
+            _register_with_torch(self._ddp, None, CommHook(self._reduce, hook))
         self._state, self._hook, self._is_installed = state, hook, True
 
     def _reduce(self, bucket: Any) -> Any:
@@ -509,6 +533,45 @@ class BucketMarks:
         for span in spans:
             _passes.add_bucket(span)
         return future
+
+
+class CommHook:
+    """A communication hook that calls ``reduce(bucket)``, which may call ``hook``, the program's own.
+
+    In a deep copy or pickle of the DDP, where torch lists its hooks but does not call them, the program's hook or
+    torch's all-reduce is in its place.
+    """
+
+    def __init__(self, reduce: Callable[[Any], Any], hook: Callable[..., Any] | None) -> None:
+        self._reduce, self._hook = reduce, hook
+        update_wrapper(self, hook or allreduce_hook)  # torch asks for name and parameters
+
+    def __call__(self, _state: Any, bucket: Any) -> Any:
+        return self._reduce(bucket)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (self._hook or allreduce_hook,)
+
+
+def _register_with_torch(ddp: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+    """Register a communication hook as torch does, though :func:`_follow_registration` has replaced its method."""
+    method: Any = DistributedDataParallel.register_comm_hook
+    getattr(method, "__wrapped__", method)(ddp, state, hook)
+
+
+def _follow_registration() -> None:
+    """Replace ``register_comm_hook`` of all DDPs: one with marks hands the hook to them. Do this once per process."""
+    original: Any = DistributedDataParallel.register_comm_hook
+    if getattr(original, "asks_marks", False):
+        return
+
+    @wraps(original)
+    def register_comm_hook(ddp: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+        register = marks.register if (marks := BucketMarks.of(ddp)) else partial(original, ddp)
+        register(state, hook)
+
+    register_comm_hook.asks_marks = True  # type: ignore[attr-defined]
+    setattr(DistributedDataParallel, "register_comm_hook", register_comm_hook)  # noqa: B010  # mypy refuses it
 
 
 def name_group(group: dist.ProcessGroup | None) -> dict[str, range_names.Value]:
