@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -271,8 +272,14 @@ def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: in
     """
     from ddp_prof.present.tables.kernels import kernels_views
 
-    tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
-    return [of_run[name] for of_run in tables for name in names]
+    found = []
+    for run in runs:
+        tables = kernels_views(run.overlap(), run.device_use(), top or None)
+        views = [tables[name] for name in names]
+        if "idle" not in names:  # that table has the warnings
+            views[-1] = replace(views[-1], notes=[*views[-1].notes, *run.overlap().warnings])
+        found += views
+    return found
 
 
 @click.command(

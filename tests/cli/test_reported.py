@@ -458,3 +458,20 @@ def test_where_no_nccl_kernel_was_recorded_the_host_is_not_blamed(how: str, tmp_
 def test_steps_beside_an_overlong_kernel_are_as_they_were(how: str, tmp_path: Path) -> None:
     (rank,) = json.loads(run("overlap", "--format", "json", written("", overlong(), how, tmp_path)).stdout)["ranks"]
     assert {one["step"]: one["overlapped_ns"] for one in rank["steps"]} == dict.fromkeys((0, 2, 3, 4), 200 * US)
+
+
+MEASURING = (
+    *("summary", "summary --notes", "overlap", "overlap --steps", "collectives", "collectives --by step", "critical"),
+    *("doctor", "skew", "kernels", "kernels --table hidden", "compare", "compare --waterfall", "whatif", "info"),
+    "check --max-exposed-ms 1",
+)
+
+
+@pytest.mark.parametrize("command", MEASURING)
+def test_every_command_says_what_was_lost(command: str, tmp_path: Path) -> None:
+    """Of a run, and of one of two runs: that command printed the figures of the other steps without a word."""
+    lost = changed(usual(6), lambda place, one: replace(one, is_lost=one.name == NCCL and place < 12))
+    damaged, sound = write_capture(tmp_path / "x.sqlite", lost), write_capture(tmp_path / "y.sqlite", usual(6))
+    for traces in ([damaged], [damaged, sound]):
+        told = run(*command.split(), *traces)
+        assert "left out: 3 of 12 launches in them have no activity" in re.sub(r"\s+", " ", told.stdout + told.stderr)

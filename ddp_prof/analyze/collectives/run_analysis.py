@@ -36,7 +36,13 @@ from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, t
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.steps import CLEARLY, LEAST_COMMON_STEPS, RankSteps, align_unnumbered_steps
-from ddp_prof.analyze.quality import Diagnostics, gather_diagnostics, merge_file_warnings, warn_world_sizes
+from ddp_prof.analyze.quality import (
+    Diagnostics,
+    changes_reading,
+    gather_diagnostics,
+    merge_file_warnings,
+    warn_world_sizes,
+)
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
@@ -363,6 +369,11 @@ class RunAnalysis(Brief):
     def warnings(self) -> tuple[str, ...]:
         """What is uncertain about the figures: warnings about the traces, and about their comparison."""
         return (*self.trace_warnings, *_find_warnings(self))
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """The warnings that change how figures are to be read, such as what the profiler lost."""
+        return tuple(filter(changes_reading, self.warnings))
 
     @cached_property
     def match_doubts(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     for one in diagnosis.abstained:
         by_reason.setdefault(one.reason, []).append(one.rule)
     notes = [f"not decided: {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
+    notes += run.doubts
     rows: list[Row] = [
         {
             "run": run.label,

@@ -147,8 +147,12 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
         lines = [f"{name:<{width}}{text}" for name, text in named if text]
         return TableView(join_lines(lines), rows, [], document, is_text=True)
     unknown = [f"{run.summary.label}: {run.headline}" for run in runs if run.summary.gain_at_most is None]
-    if whole:
-        unknown += [f"{run.summary.label}: {note}" for run in runs for note in run.notes(run.headline)]
+    unknown += [
+        f"{run.summary.label}: {note}"
+        for run in runs
+        for note in run.notes(run.headline)
+        if whole or changes_reading(note)
+    ]
     notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].all_files}"]
     return TableView("", rows, notes, document)
 
