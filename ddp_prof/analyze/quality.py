@@ -12,6 +12,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS, find_lost_launches
+from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
@@ -74,9 +75,13 @@ def why_unknown(rank: RankEvents) -> str | None:
     return ONLY_MPI if _calls_mpi(rank) else NO_COMMUNICATION
 
 
-def named_collectives(trace: Trace) -> list[str]:
-    """Return the names of ranges that NCCL, or torch for it, opens around a collective's call: ``nccl:all_reduce``."""
-    used = set(distinct(trace.spans.name_id))
+def named_collectives(trace: Trace, process: int | None = None) -> list[str]:
+    """Return the names of ranges that NCCL, or torch for it, opens around a collective's call: ``nccl:all_reduce``.
+
+    These are the ranges of one process or, by default, of all processes.
+    """
+    spans = trace.spans
+    used = set(distinct(spans.name_id if process is None else spans.name_id[spans.process == process]))
     return [name for at, name in enumerate(trace.names) if at in used and _NCCL_RANGE.match(name)]
 
 
@@ -388,10 +393,10 @@ def changes_reading(note: str) -> bool:
 
 
 _RECORDED_WRONGLY = (
-    "profiler lost|have no activity|no launch was recorded|recorded only in part|clocks of host and device disagree|"
-    "impossible end|still open when the recording|duplicate collective|have no start|ending after later ones|"
-    "no end, or one before|is taken for a rank|itself reports|figures per step leave it out|"
-    "disagree on the number of ranks|are not in this trace"
+    "profiler lost|process did is in no figure|have no activity|no launch was recorded|recorded only in part|"
+    "clocks of host and device disagree|impossible end|still open when the recording|duplicate collective|"
+    "have no start|ending after later ones|no end, or one before|is taken for a rank|itself reports|"
+    "figures per step leave it out|disagree on the number of ranks|are not in this trace"
 )
 _UNCERTAIN = (  # by a tenth of the time or more
     r"at work in \d\d.*times are uncertain|looks like a collective's|not representative|"
@@ -544,9 +549,29 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
     ):
         if (process, device) not in owners:
             yield f"device {device} of process {process} only copies: it is no rank, and left out"
+    yield from _warn_about_silent_processes(trace, ranks)
     communicates = any(rank.device is None and rank.union_of(Category.COMMUNICATION).length_ns for rank in ranks)
     if communicates and (messages := _count_messages(trace)):
         yield f"sends and receives of gloo left out: {messages:,}; {_WAITED_FOR}"
+
+
+def _warn_about_silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
+    """Yield a line for each process that trains by its ranges, and of which neither a launch nor work was recorded.
+
+    Other processes without work may have ranges, too, for example those that load data.
+    """
+    is_launch = np.zeros(len(trace.calls), np.bool_) if trace.is_launch is None else trace.is_launch
+    known = {rank.process for rank in ranks} | set(distinct(trace.calls.process[is_launch]))
+    for process in trace.processes if len(trace.activities) else ():
+        if process in known:
+            continue
+        named = named_collectives(trace, process)
+        if named or len(find_steps(trace, process)[0]):
+            what = f"calls collectives, by ranges such as '{named[0]}'" if named else "has ranges of steps"
+            yield (
+                f"process {process} {what}, but neither its launches nor its work on a device were recorded: what this "
+                "process did is in no figure"
+            )
 
 
 def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:

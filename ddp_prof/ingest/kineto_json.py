@@ -134,7 +134,7 @@ class _Read:
         copies, memory_sets = (columns.table(DeviceEvents, *categories) for categories in (COPY, MEMORY_SET))
         waits = columns.table(CallEvents, SYNCHRONIZATION)
         ranges, operations = (columns.table(HostEvents, *categories) for categories in ((RANGE,), OPERATIONS))
-        processes = number_processes(path, columns.pids.texts, calls, (kernels, copies, memory_sets, waits))
+        processes = number_processes(path, columns.pids.texts, calls, ranges, (kernels, copies, memory_sets, waits))
         return cls(columns, kernels, copies, memory_sets, waits, calls, ranges, operations, processes)
 
 
@@ -284,7 +284,10 @@ def _warnings(path: Path, header: Header, read: _Read) -> Iterator[str]:
     """Yield warnings about unknown ranks, missing times, and losses; TraceError if no event of a kind has a start."""
     columns = read.columns
     if read.processes.count > 1:
-        merged = f"{read.processes.count} processes launched the work in this file, and each is taken for a rank"
+        launching, every = read.processes.launching, read.processes.count
+        merged = f"{launching} processes launched the work in this file, and each is taken for a rank"
+        if launching < 2:
+            merged = f"{every} processes are in this file, and only the one that launched its work is taken for a rank"
         yield f"{merged}: the rank of each is not known; give the file of each rank"
     has_start = {}
     for table, categories in {"activities": OF_DEVICE, "ranges": (RANGE,), "calls": columns.calls()}.items():

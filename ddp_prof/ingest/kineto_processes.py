@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.kineto_columns import CallEvents, DeviceEvents
+from ddp_prof.ingest.kineto_columns import CallEvents, DeviceEvents, HostEvents
 from ddp_prof.table import UNKNOWN, Ints, distinct
 
 _LABEL = re.compile(r"\[[^\]]*\]")
@@ -25,17 +25,19 @@ _LABEL = re.compile(r"\[[^\]]*\]")
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that launched work, numbered from 0.
+    """The processes that launched work, numbered from 0, and then those that only have ranges.
 
     Attributes:
         count: Number of processes.
+        launching: Number of those that launched work.
         of_pid: The process for each ``pid`` on the host, by the code (index) of the ``pid``; 0 for a ``pid`` that
-            launched nothing.
+            neither launched anything nor has ranges.
         of_device: For each table of events of devices, the process of each of its rows; ``None`` if there are fewer
             than two processes, so that all rows belong to process 0.
     """
 
     count: int
+    launching: int
     of_pid: Ints
     of_device: Sequence[Ints] | None = None
 
@@ -49,9 +51,15 @@ class Processes:
 
 
 def number_processes(
-    path: Path, pids: Sequence[str], calls: CallEvents, of_device: Sequence[DeviceEvents | CallEvents]
+    path: Path,
+    pids: Sequence[str],
+    calls: CallEvents,
+    ranges: HostEvents,
+    of_device: Sequence[DeviceEvents | CallEvents],
 ) -> Processes:
     """Number the processes that launched work, and find the process of each event of a device.
+
+    If some launched work, others with ranges are processes, too: their work and their calls were not recorded.
 
     An event of a device belongs to the process whose label its ``pid`` has. Without labels, it belongs to the only
     process that made a call with its number, or else to the process that launched most of the work of its device.
@@ -60,27 +68,30 @@ def number_processes(
         path: The trace, for errors.
         pids: The distinct values of ``pid``; the index of a ``pid`` is its code in the tables.
         calls: The calls that launched work.
+        ranges: The ranges of the host.
         of_device: Tables of events of devices.
 
     Raises:
         TraceError: There are several processes, and nothing tells which of them launched an event.
     """
     launching = sorted({pids[code] for code in distinct(calls.pid)})
-    of_pid = np.zeros(len(pids), np.int64)
-    if len(launching) < 2:
-        return Processes(len(launching), of_pid)
+    marking = sorted({pids[code] for code in distinct(ranges.pid)} - {*launching}) if launching else []
     numbers = {pid: number for number, pid in enumerate(launching)}
-    of_pid[:] = [numbers.get(pid, 0) for pid in pids]
+    all_numbers = numbers | {pid: number for number, pid in enumerate(marking, len(launching))}
+    of_pid = np.array([all_numbers.get(pid, 0) for pid in pids], np.int64)
+    if len(launching) < 2:
+        return Processes(len(all_numbers), len(launching), of_pid)
     # By labels, if each process has its own label and each event of a device has one of these.
     by_label = {_label(pid): number for pid, number in numbers.items()}
     of_label = np.array([by_label.get(_label(pid), UNKNOWN) for pid in pids], np.int64)
     owners = [of_label[table.pid] for table in of_device]
     if len(by_label) == len(numbers) and not any(np.any(found == UNKNOWN) for found in owners):
-        return Processes(len(launching), of_pid, owners)
+        return Processes(len(all_numbers), len(launching), of_pid, owners)
     callers: dict[int, set[int]] = defaultdict(set)  # the processes that made a call with each number
     for number, process in zip(_numbers(calls), of_pid[calls.pid].tolist(), strict=True):
         callers[number].add(process)
-    return Processes(len(launching), of_pid, _own_by_numbers(path, len(launching), callers, of_device))
+    owners = _own_by_numbers(path, len(launching), callers, of_device)
+    return Processes(len(all_numbers), len(launching), of_pid, owners)
 
 
 def _own_by_numbers(

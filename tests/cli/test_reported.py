@@ -224,6 +224,20 @@ def silent_process() -> Capture:
     return job(*map(step, range(5)), *silent)
 
 
+def process_of_ranges() -> Capture:
+    """Of a second process neither calls nor kernels were recorded, only its ranges, which begin 150 us later."""
+    other = [replace(step(index, late=150, process=200), kernels=[]) for index in range(5)]
+    return job(*map(step, range(5)), *other)
+
+
+def process_that_names_collectives() -> Capture:
+    """The same of a process without steps: NCCL's ranges tell that it communicated."""
+    others = [
+        Range("nccl:all_reduce", (300 + STEP * index) * US, (330 + STEP * index) * US, 201, 200) for index in range(5)
+    ]
+    return job(*map(step, range(5)), Capture(ranges=others))
+
+
 def merged() -> Capture:
     """Two ranks in one file; the second one is 150 us later."""
     return job(*map(step, range(5)), *(step(index, late=150, process=200) for index in range(5)))
@@ -374,6 +388,15 @@ CASES = {
     "a process without kernels": Reported(
         "vllm#10708", silent_process, HALF,
         says=("process 200 launched 20 kernels or graphs, and none of them was recorded",), formats=("nsys",),
+    ),
+    "a process of ranges": Reported(
+        "vllm#10708", process_of_ranges, HALF,
+        says=(r"process \d+ has ranges of steps, but neither its launches nor its work",),
+        says_not=("ranges that could",),
+    ),
+    "a process that names collectives": Reported(
+        "vllm#10708", process_that_names_collectives, HALF,
+        says=(r"process \d+ calls collectives, .* but neither its launches",),
     ),
     "two ranks in one file": Reported("sglang#11413", merged, HALF, says_not=("of 10 steps", r"0\.85 ms")),
     "expert parallelism": Reported("torchtitan#2298", expert_parallel, (1300, 0, 1300), says=(r"\(of 0 to 1\)",)),
