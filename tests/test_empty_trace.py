@@ -120,7 +120,7 @@ def test_a_report_of_all_has_their_pictures(tmp_path: Path) -> None:
     answer("report", "--separate", *files, tmp_path / "kineto.empty.json", "-o", tmp_path / "pages")
     of_each = {f"{name}.empty.png" for name in (*range(len(files)), "kineto")}
     pictures = {path.name for path in (tmp_path / "pages").glob("*.png")}
-    assert pictures == of_each | {"comparison.png", "step-times.png", "waterfall.png"}
+    assert pictures == of_each | {"comparison.png", "step-times.png"}
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ _MEMORY_OF_ROCM = re.compile(
 _FLOWS = frozenset("stf")
 """Values of ``ph`` of events that are arrows between other events; a trace has as many of them as calls."""
 _NUMBER = re.compile(r"\d{1,18}")
+MOST_AT_ZERO = 3
+"""Largest number of events of a category, in a part of a file, that may begin at 0; more of them have no start."""
 _MOST_US = 2.0**52
 """Largest time in microseconds that is kept; larger ones become this one."""
 MOST = 2**62
@@ -297,13 +299,14 @@ class KinetoColumns:
         """Return the events of a category that have times, their starts, and their ends; ``None`` if none has times.
 
         CUPTI gives 0 as start and end of an activity whose times it could not collect, and some releases of torch write
-        0 for all kinds of events.
+        0 for all kinds of events. One event may begin at 0, if a program subtracted its start from all times. If many
+        do, their starts are lost, even if their durations are not.
         """
         start_ns = nanoseconds([event.ts for event in events])
         duration_ns = nanoseconds([event.dur for event in events])
         # Leave out events without times: candidates by the rounded times, which is fast, then by the times themselves.
-        timeless = np.flatnonzero((start_ns == 0) & (duration_ns == 0)).tolist()
-        if timeless := [row for row in timeless if not events[row].ts and not events[row].dur]:
+        at_zero = [row for row in np.flatnonzero(start_ns == 0).tolist() if not events[row].ts]
+        if timeless := [row for row in at_zero if len(at_zero) > MOST_AT_ZERO or not events[row].dur]:
             self.without_times[category] += len(timeless)
             start_ns, duration_ns = np.delete(start_ns, timeless), np.delete(duration_ns, timeless)
             left_out = set(timeless)

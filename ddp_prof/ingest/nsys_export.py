@@ -143,8 +143,10 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     # Rows without a start are left out of the trace.
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
-    # CUPTI gives 0 as start and end of an activity whose times it could not collect.
+    # CUPTI gives 0 as start and end of an activity whose times it could not collect. Ranges and calls may lose theirs.
     has_start["activities"] &= (columns["start"] != 0) | (columns["end"] != 0)
+    has_start["ranges"] &= (spans.start_ns != 0) | (spans.end_ns != 0)
+    has_start["calls"] &= (calls["start"] != 0) | (calls["end"] > 0)
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
@@ -185,7 +187,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     trace = collectives.name_operations(trace)
     if not options.with_launches:
         return trace
-    has_kernel_start = columns["start"][: len(launches[enrich.REGISTERS])] != UNKNOWN
+    has_kernel_start = has_start["activities"][: len(launches[enrich.REGISTERS])]
     return enrich.add_launch_shapes(trace, [column[has_kernel_start] for column in launches.values()])
 
 

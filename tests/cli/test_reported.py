@@ -109,6 +109,27 @@ def without_times() -> Capture:
     return replace(late, kernels=kernels, ranges=ranges)
 
 
+def without_durations() -> Capture:
+    """The durations of the kernels of three steps of six are 0, those of one more below 0."""
+    return changed(
+        usual(6),
+        lambda place, one: replace(one, end=one.start - (50 if place < 16 else 0)) if place >= 12 else one,
+    )
+
+
+def steps_without_time() -> Capture:
+    """The ranges of three steps of six have no duration."""
+    found = usual(6)
+    is_step = [one.name.startswith("Prof") and one.start > STEP * 2 * US + 20 * US for one in found.ranges]
+    ranges = [replace(one, end=one.start) if is_it else one for one, is_it in zip(found.ranges, is_step, strict=True)]
+    return replace(found, ranges=ranges)
+
+
+def in_a_wrong_unit() -> Capture:
+    """All durations are a thousand times too long, as where nanoseconds were taken for microseconds."""
+    return changed(usual(6), lambda place, one: replace(one, end=one.start + 1000 * (one.end - one.start)))
+
+
 def overlong() -> Capture:
     """Step 1's backward lasts 3.5 ms, over nine later kernels of its stream."""
     return changed(usual(), lambda place, one: replace(one, end=one.start + 3500 * US) if place == 5 else one)
@@ -354,7 +375,21 @@ CASES = {
     ),
     "half of the times are 0": Reported(
         "pytorch#188481", without_times, (1200, 600, 600), 3, says=(r"step 1\.00 ms", "3 steps"),
-        says_not=(r"0\.50 ms", "steps that communicate"), formats=("kineto",),
+        says_not=(r"0\.50 ms", "steps that communicate"),
+    ),
+    "no durations of kernels": Reported(
+        "", without_durations, (1200, 600, 600), 3,
+        says=("steps 3 to 5 .* left out: a kernel in them takes no time",), says_not=("steps that communicate",),
+    ),
+    "steps that take no time": Reported(
+        "", steps_without_time, (2400, 1200, 1200), 3,
+        says=("3 ranges that could be steps left out: no time was recorded", r"step 1\.00 ms", "50% of communication"),
+        says_not=("steps that communicate",),
+    ),
+    "durations in a wrong unit": Reported(
+        "roctracer#104", in_a_wrong_unit, (None, None, None), 0,
+        says=("steps 0 to 4 .* impossible end", "step 5 left out: most steps have", "not known: no step of this trace"),
+        says_not=("of communication is hidden",),
     ),
     "a kernel over nine later ones": Reported(
         "TraceLens#669", overlong, (1600, 800, 800), 4,

@@ -489,6 +489,8 @@ def test_a_range_that_ends_with_the_recording_is_no_step(end: str, steps: list[i
     last = [
         event("user_annotation", "ProfilerStep#4", "100", "900"),
         event("user_annotation", "backward", "110", "40"),
+        event("cuda_runtime", "cudaLaunchKernel", "112.5", "1", tid=2, correlation=7),
+        event("kernel", "gemm", "120.001", "10.5", tid=7, device=0, stream=7, correlation=7),
         json.dumps({"ph": "i", "name": "Record Window End", "pid": "", "tid": ""})[:-1] + f', "ts": {end}}}',
     ]
     result = measure_overlap(load_trace(write(tmp_path / "x.json", [*gpu_step(), *last])))

@@ -378,7 +378,13 @@ def _incomplete(
     ]
     doubtful = [at for at in (*lost, *launches) if at is not None]
     found = [s for s in steps if any(s.start <= at < s.end for at in doubtful)]
-    found = [s for s in steps if s in found or s in _without_calls(trace, process, steps, phases)]
+    overlong = [s for s in steps if any(at is not None and s.start <= at < s.end for at in launches)]
+    timeless = [
+        s for s in steps if any(at is not None and s.start <= at < s.end for at in _timeless_launches(trace, process))
+    ]
+    other = _without_calls(trace, process, steps, phases) + (timeless if len(timeless) < len(steps) else [])
+    are_most = 2 * len(overlong) > len(steps) > 1
+    found = [s for s in steps if s in found or s in other or are_most]
     whole = [s for s in steps if s not in found]
     if not found:
         return []
@@ -395,6 +401,16 @@ def _incomplete(
     if not is_off:
         beside += [s for s in whole if any(later.start > s.start and ends[id(s)] > later.start for later in found)]
     return [s for s in steps if s in found or s in beside]
+
+
+def _timeless_launches(trace: Trace, process: int) -> list[int | None]:
+    """When the kernels that take no time were launched."""
+    table = trace.activities
+    return [
+        _launch_of(trace, row)[0]
+        for row in range(len(table))
+        if table.process[row] == process and table.kind[row] == Kind.KERNEL and table.start_ns[row] == table.end_ns[row]
+    ]
 
 
 def _without_calls(trace: Trace, process: int, steps: list[Step], phases: list[tuple[str, Range]]) -> list[Step]:

@@ -4,7 +4,8 @@ This is found once, before anything is measured. Two decisions follow from it. E
 events of a rank are selected accordingly (:mod:`.rank_events`):
 
 *Steps that count.* A profiler may lose activities, for whole steps or parts of them, and keep the calls that launched
-them. A step is complete if each launch in it has an activity, and none of its activities has an impossible end.
+them. A step is complete if each launch in it has an activity, none of its activities has an impossible end, and none of
+its kernels takes no time. If most steps have activities with an impossible end, no step is complete.
 Incomplete steps are no samples: they and their events are left out, as warm-up is::
 
     step        |0........||1........||2........|
@@ -76,6 +77,7 @@ class Recording:
         lost: Number of these calls that have no activity, because the profiler lost it.
         step_launches, step_lost: The same two numbers for each step.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
+        is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none.
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
         is_partial: For each step, whether the calls of a part of it seem to be lost, too.
         launched: Number of activities whose launch is known.
@@ -89,12 +91,18 @@ class Recording:
     step_launches: Ints
     step_lost: Ints
     is_overlong: Mask
+    is_timeless: Mask
     is_silent: Mask
     is_partial: Mask
     launched: int
     early: int
     waits: int
     early_waits: int
+
+    @property
+    def are_most_overlong(self) -> bool:
+        """Whether most steps have an activity with an impossible end: then no time of an end can be trusted."""
+        return bool(2 * self.is_overlong.sum() > len(self.is_overlong) > 1)
 
     @property
     def is_incomplete(self) -> Mask:
@@ -105,7 +113,13 @@ class Recording:
         if len(known):
             least = known[lost[known].argmin()]
             best = int(lost[least]) if lost[least] <= MOST_ALWAYS_LOST * self.step_launches[least] else 0
-        found: Mask = (lost > best) | self.is_overlong | self.is_silent | self.is_partial
+        found: Mask = (lost > best) | self._has_other_damage | self.are_most_overlong
+        return found
+
+    @property
+    def _has_other_damage(self) -> Mask:
+        """For each step, whether it is incomplete for another reason than lost activities."""
+        found: Mask = self.is_overlong | self.is_timeless | self.is_silent | self.is_partial
         return found
 
     @property
@@ -119,7 +133,7 @@ class Recording:
     def notes(self, names: list[str]) -> tuple[str, ...]:
         """Return a line for each kind of damage; ``names`` are the names of the steps."""
         notes, is_incomplete = [], self.is_incomplete
-        is_lost = is_incomplete & ~(self.is_overlong | self.is_silent | self.is_partial)
+        is_lost = is_incomplete & ~self._has_other_damage & (self.step_lost > 0)
         if is_lost.any():
             launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
             notes.append(
@@ -131,6 +145,15 @@ class Recording:
             notes.append(
                 f"{_name_steps(names, self.is_overlong)} left out: an activity in {which} has an impossible end"
             )
+        if self.are_most_overlong and not self.is_overlong.all():
+            which = _name_steps(names, ~self.is_overlong)
+            notes.append(
+                f"{which} left out: most steps have activities with an impossible end, so no end can be trusted"
+            )
+        if self.is_timeless.any():
+            which = "it" if self.is_timeless.sum() == 1 else "them"
+            timeless = _name_steps(names, self.is_timeless)
+            notes.append(f"{timeless} left out: a kernel in {which} takes no time, which is impossible")
         if self.is_silent.any():
             which = "it" if self.is_silent.sum() == 1 else "them"
             notes.append(f"{_name_steps(names, self.is_silent)} left out: no launch was recorded in {which}")
@@ -172,10 +195,13 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     # The steps of the launches, of the lost launches, and of the launches of activities with an impossible end.
     mine = np.flatnonzero(is_launch)
     of_launches, of_lost = (steps.index_at(trace.calls.start_ns[rows]) for rows in (mine, lost))
-    overlong = trace.overlong[trace.activities.process[trace.overlong] == process]
-    at = steps.index_at(take_or_unknown(trace.calls.start_ns, trace.launching_calls[overlong], NO_TIME))
-    is_overlong = np.zeros(len(steps), np.bool_)
-    is_overlong[at[at != UNKNOWN]] = True
+    activities = trace.activities
+    overlong = trace.overlong[activities.process[trace.overlong] == process]
+    timeless = np.flatnonzero((activities.end_ns == activities.start_ns) & (activities.kind == Kind.KERNEL))
+    is_overlong = _are_launched_in(trace, overlong, steps)
+    is_timeless = _are_launched_in(trace, timeless[activities.process[timeless] == process], steps)
+    if is_timeless.all():  # the profiler tells no durations
+        is_timeless = np.zeros(len(steps), np.bool_)
     step_launches = _count(of_launches, len(steps))
     is_silent = _find_silent_steps(trace, process, steps, step_launches)
     is_partial = _find_partial_steps(np.sort(trace.calls.start_ns[mine]), steps, phases, step_launches, is_silent)
@@ -187,6 +213,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         step_launches=step_launches,
         step_lost=_count(of_lost, len(steps)),
         is_overlong=is_overlong,
+        is_timeless=is_timeless,
         is_silent=is_silent,
         is_partial=is_partial,
         launched=launched,
@@ -194,6 +221,14 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         waits=waits,
         early_waits=early_waits,
     )
+
+
+def _are_launched_in(trace: Trace, activities: Ints, steps: Steps) -> Mask:
+    """Return which steps launched one of these activities (rows)."""
+    at = steps.index_at(take_or_unknown(trace.calls.start_ns, trace.launching_calls[activities], NO_TIME))
+    found = np.zeros(len(steps), np.bool_)
+    found[at[at != UNKNOWN]] = True
+    return found
 
 
 def _count(step: Ints, steps: int) -> Ints:
