@@ -67,7 +67,8 @@ def _range(one: Range, pid: int | str, window_end: int) -> dict[str, Any]:
 def _kernel(kernel: Kernel, correlation: int, pid: int | str) -> list[dict[str, Any]]:
     found = []
     if kernel.launch is not None:
-        call = "cudaLaunchKernel" if kernel.kind == "kernel" else "cudaMemcpyAsync"
+        is_usual = kernel.call == "cudaLaunchKernel"
+        call = "cudaMemcpyAsync" if is_usual and kernel.kind != "kernel" else kernel.call
         end = kernel.launch + 2_000 if kernel.launch else 0
         found.append(event("cuda_runtime", call, kernel.launch, end, pid, kernel.thread, correlation=correlation))
     if not kernel.is_lost:

@@ -32,6 +32,11 @@ class Kernel:
     bytes: int = 0
     copy_kind: int = 8
     """Of a copy: 1 to the device, 8 within it, 10 to another device."""
+    from_device: int | None = None
+    to_device: int | None = None
+    """Of a copy, the devices that it copies from and to, where they are recorded."""
+    call: str = "cudaLaunchKernel"
+    """That launches it."""
     grid: int = 64
     number: int | None = None
     """Of the launch call; by default calls are numbered as they are listed."""
@@ -174,7 +179,7 @@ _PREFIX = "start deviceId contextId streamId correlationId globalPid end"
 TABLES = {
     "StringIds": "id value",
     KERNEL: f"{_PREFIX} demangledName shortName gridX gridY gridZ blockX blockY blockZ graphNodeId",
-    COPY: f"{_PREFIX} bytes copyKind srcKind dstKind graphNodeId",
+    COPY: f"{_PREFIX} bytes copyKind srcKind dstKind srcDeviceId dstDeviceId graphNodeId",
     MEMORY_SET: f"{_PREFIX} value bytes memKind",
     CALL: "start end eventClass globalTid correlationId nameId returnValue",
     GRAPH: f"{_PREFIX} graphId graphExecId",
@@ -312,6 +317,8 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
             shortName=writer.string(kernel.name.partition("(")[0]),
             bytes=kernel.bytes,
             copyKind=kernel.copy_kind,
+            srcDeviceId=kernel.from_device,
+            dstDeviceId=kernel.to_device,
             gridX=kernel.grid,
             gridY=1,
             gridZ=1,
@@ -332,7 +339,7 @@ def _write_launch(writer: _Writer, kernel: Kernel, correlation: int) -> None:
             eventClass=0,
             globalTid=global_tid(kernel.process, kernel.thread),
             correlationId=correlation,
-            nameId=writer.string("cudaLaunchKernel_v7000"),
+            nameId=writer.string(f"{kernel.call}_v7000"),
             returnValue=0,
         )
 

@@ -21,7 +21,7 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
 )
-from ddp_prof.trace import Calls, Trace
+from ddp_prof.trace import Calls, Category, Kind, Trace
 
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns with the launch shape of a kernel (blocks of the grid, threads of a block), as Nsight Systems names them."""
@@ -163,6 +163,7 @@ def close_open_ranges(trace: Trace) -> Trace:
 
 _LAUNCH = re.compile(r"(?:cu|cuda|hip|musa)(?:\w*Launch\w*Kernel|GraphLaunch|Launch(?:Grid)?(?:_|$))")
 _CAPTURE = re.compile(r"(?:cu|cuda|hip|musa)Stream(Begin|End)Capture")
+_PEER_COPY = re.compile(r"(?:cu|cuda|hip|musa)Memcpy(?:3D)?Peer")
 
 
 class CallKind(IntEnum):
@@ -172,12 +173,15 @@ class CallKind(IntEnum):
     LAUNCH = 1
     BEGIN_CAPTURE = 2
     END_CAPTURE = 3
+    PEER_COPY = 4
 
 
 def kind_of_call(name: str) -> CallKind:
     """Return what a call of CUDA, HIP or MUSA with this name does."""
     if found := _CAPTURE.match(name):
         return CallKind.BEGIN_CAPTURE if found[1] == "Begin" else CallKind.END_CAPTURE
+    if _PEER_COPY.match(name):
+        return CallKind.PEER_COPY
     return CallKind.LAUNCH if _LAUNCH.match(name) else CallKind.OTHER
 
 
@@ -198,6 +202,28 @@ def find_launches(calls: Calls, kind: Ints) -> Mask:
         is_captured = np.searchsorted(begun, at, side="right") > np.searchsorted(ended, at, side="left")
         is_launch &= ~(mine & is_captured)
     return is_launch
+
+
+def mark_peer_copies(trace: Trace, kind: Ints, within_one: Mask | None = None) -> Trace:
+    """Return the trace in which copies that a call such as ``cudaMemcpyPeerAsync`` launched count as communication.
+
+    Profilers record some of them as any other copy from memory of a device to memory of a device.
+
+    Args:
+        trace: The trace.
+        kind: The :class:`CallKind` of each call.
+        within_one: Which activities are known to copy within one device, even so.
+    """
+    activities = trace.activities
+    rows = np.flatnonzero((activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
+    rows = rows[kind[trace.launching_calls[rows]] == CallKind.PEER_COPY]
+    if within_one is not None:
+        rows = rows[~within_one[rows]]
+    if not len(rows):
+        return trace
+    category = activities.category.copy()
+    category[rows] = Category.COMMUNICATION
+    return replace(trace, activities=replace(activities, category=category))
 
 
 _ROUNDING_NS = 2_000

@@ -493,7 +493,7 @@ def _clamp_time(microseconds: Decimal | float) -> Decimal | float:
     return microseconds if is_number and -_MOST_US <= microseconds <= _MOST_US else _MOST_US
 
 
-_COPY_KIND = re.compile(r"([HDAP]to[HDAP])\b")
+_COPY_KIND = re.compile(r"([HDAP]to[HDAP])\b|(P2P|[Pp]eer ?[Tt]o ?[Pp]eer)\b")
 _COPY_KINDS = {"8": "DtoD", "10": "PtoP"}
 """Kinds of copies by CUPTI's numbers: H host, D device, A array, P a device to its peer."""
 _WAYS = {"PtoP": BETWEEN_DEVICES, "DtoD": WITHIN_DEVICE, "": WITHIN_DEVICE}
@@ -509,7 +509,7 @@ def _copy_kind(copy: Event) -> str:
     if kind is not None:
         return _COPY_KINDS.get(str(kind), str(kind))
     found = _COPY_KIND.search(str(copy.name))
-    return found[1] if found else ""
+    return (found[1] or "PtoP") if found else ""
 
 
 @cache

@@ -244,7 +244,7 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
         gpus=(gpus := dict(_read_gpu_names(header.deviceProperties, max(1, processes.count)))),
         platform="rocm" if _is_amd(call_texts, gpus) else "cuda",
     )
-    return trace, awaited
+    return enrich.mark_peer_copies(trace, kinds), awaited
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
-COPY_KIND = "copyKind"
+COPY_KIND, COPY_DEVICES = "copyKind", ("srcDeviceId", "dstDeviceId")
 ACTIVITIES = {
     KERNELS: Kind.KERNEL,
     COPIES: Kind.COPY,
@@ -122,7 +122,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     spans = _spans(ranges, texts, strings, names)
     has_payloads = bool(np.any(ranges[HOLDS] & _HAS_PAYLOAD))
     del ranges, range_rows
-    columns, copy_kind, launches = activity_columns.result()
+    columns, copies, launches = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
     calls = call_columns.result()
     synchronizations = file.start(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
@@ -132,7 +132,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
         columns["globalPid"] = np.full_like(columns["globalPid"], tid[0])
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
-    within_device = _mark_copies(activities, copy_kind)
+    within_device, within_one = _mark_copies(activities, copies)
     call_details = None  # names without the version that CUDA adds, and ends
     if options.with_launches:
         name_id = names.intern_ids(calls[CALL_NAME], strings, partial(_CALL_VERSION.sub, ""))
@@ -175,6 +175,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     )
     kinds = _kinds_of_calls(calls[CALL_NAME], strings)[has_start["calls"]]
     trace = replace(trace, is_launch=enrich.find_launches(trace.calls, kinds))
+    trace = enrich.mark_peer_copies(trace, kinds, within_one[has_start["activities"]])
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
@@ -267,24 +268,28 @@ def _find_synchronizations(
 _OF_LAUNCHES = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS)
 
 
-def _activity_columns(file: ExportTables, with_launches: bool) -> tuple[dict[str, Ints], Ints, dict[str, Ints]]:
+def _activity_columns(
+    file: ExportTables, with_launches: bool
+) -> tuple[dict[str, Ints], dict[str, Ints], dict[str, Ints]]:
     """Read the tables of activities.
 
     Returns:
-        The columns of all activities, kernels first; the kind of each copy, as CUPTI numbers it; and the columns of
-        launch shapes and registers of all kernels, which are none unless ``with_launches``.
+        The columns of all activities, kernels first; the columns of copies: their kind, as CUPTI numbers it, and the
+        devices that they copy from and to, which are known of some copies only; and the columns of launch shapes and
+        registers of all kernels, which are none unless ``with_launches``.
     """
     name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
     gathered = GatheredColumns((*ACTIVITY_COLUMNS, "name", "kind"))
-    copies, launches = GatheredColumns((COPY_KIND,)), GatheredColumns(_OF_LAUNCHES if with_launches else ())
+    of_copies = (COPY_KIND, *COPY_DEVICES)
+    copies, launches = GatheredColumns(of_copies), GatheredColumns(_OF_LAUNCHES if with_launches else ())
     for table, kind in ACTIVITIES.items():
         file.require(table, "start", "end")
-        more = {COPIES: (COPY_KIND,), KERNELS: _OF_LAUNCHES if with_launches else ()}.get(table, ())
+        more = {COPIES: of_copies, KERNELS: _OF_LAUNCHES if with_launches else ()}.get(table, ())
         for batch in file.batches(table, (*ACTIVITY_COLUMNS, name, *more)):
             gathered.add({**batch, "name": batch[name], "kind": constant_column(kind, len(batch[name]))})
             if more:
                 (copies if table == COPIES else launches).add(batch)
-    return gathered.columns(), copies.columns()[COPY_KIND], launches.columns()
+    return gathered.columns(), copies.columns(), launches.columns()
 
 
 def _kernel_names(file: ExportTables, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
@@ -340,17 +345,23 @@ _WITHIN_DEVICE, _BETWEEN_DEVICES = (8, 0, UNKNOWN), 10
 """Kinds of copies, as CUPTI numbers them. 8 is within a device; 0 and ``UNKNOWN`` are not known and may be so, too."""
 
 
-def _mark_copies(activities: Activities, copy_kind: Ints) -> Mask:
+def _mark_copies(activities: Activities, columns: Mapping[str, Ints]) -> tuple[Mask, Mask]:
     """Change the category of copies between devices to COMMUNICATION.
 
+    ``columns`` has the kind of each copy, and the devices that it copies from and to.
+
     Returns:
-        Which activities are, or may be, copies within one device.
+        Which activities are, or may be, copies within one device; and which are known to be.
     """
-    copies = np.flatnonzero(activities.kind == Kind.COPY)
-    activities.category[copies[copy_kind == _BETWEEN_DEVICES]] = Category.COMMUNICATION
-    within_device = np.zeros(len(activities), np.bool_)
-    within_device[copies[np.isin(copy_kind, _WITHIN_DEVICE)]] = True
-    return within_device
+    copies, kind = np.flatnonzero(activities.kind == Kind.COPY), columns[COPY_KIND]
+    source, target = (columns[name] for name in COPY_DEVICES)
+    may_be_within, has_devices = np.isin(kind, _WITHIN_DEVICE), (source != UNKNOWN) & (target != UNKNOWN)
+    is_between = (kind == _BETWEEN_DEVICES) | (may_be_within & has_devices & (source != target))
+    activities.category[copies[is_between]] = Category.COMMUNICATION
+    within_device, within_one = np.zeros((2, len(activities)), np.bool_)
+    within_device[copies[may_be_within & ~is_between]] = True
+    within_one[copies[may_be_within & has_devices & (source == target)]] = True
+    return within_device, within_one
 
 
 def _call_columns(file: ExportTables) -> dict[str, Ints]:

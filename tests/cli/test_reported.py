@@ -186,8 +186,9 @@ def copy_engines() -> Capture:
     return job(*steps)
 
 
-def copies_between_devices() -> Capture:
+def copies_between_devices(**of_copy: Any) -> Capture:
     """Async tensor parallelism: copies to the other GPU between two barriers of symmetric memory."""
+    of_copy = {"copy_kind": 10} | of_copy
     steps = []
     for index in range(5):
         at = (10 + STEP * index) * US
@@ -207,7 +208,7 @@ def copies_between_devices() -> Capture:
                 at + (35 + part) * US,
                 MAIN,
                 kind="memcpy",
-                copy_kind=10,
+                **of_copy,
             )
             for part in range(3)
         ]
@@ -409,6 +410,20 @@ CASES = {
     ),
     "copies between GPUs": Reported(
         "pytorch#169338", copies_between_devices, (1550, 0, 1550), says_not=(r"at most 1\.0 %",)
+    ),
+    "copies between GPUs, by their call": Reported(
+        "pytorch#169338", lambda: copies_between_devices(copy_kind=8, call="cudaMemcpyPeerAsync"), (1550, 0, 1550)
+    ),
+    "copies between GPUs of AMD, by their call": Reported(
+        "pytorch#169338", lambda: copies_between_devices(copy_kind=8, call="hipMemcpyPeerAsync"), (1550, 0, 1550)
+    ),
+    "copies between GPUs, by their devices": Reported(
+        "pytorch#169338", lambda: copies_between_devices(copy_kind=8, from_device=0, to_device=1), (1550, 0, 1550),
+        formats=("nsys",),
+    ),
+    "copies within a GPU, by their devices": Reported(
+        "", lambda: copies_between_devices(copy_kind=8, call="cudaMemcpyPeerAsync", from_device=0, to_device=0),
+        (50, 0, 50), formats=("nsys",),
     ),
     "a graph's nodes on other streams each time": Reported(
         "pytorch#152114", lambda: graph_by_node(streams=lambda index, node: 101 + 4 * index + node), HALF
