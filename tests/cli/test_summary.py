@@ -411,3 +411,19 @@ def test_idle_time_is_told_first_where_it_is_the_larger_loss(tmp_path: Path) -> 
     assert found["idle"] in run("--notes", trace).stdout.splitlines()[0]
     (found,) = summary(TRACES / "overlap.sqlite")["runs"]
     assert found["idle"] is None
+
+
+def test_advice_that_follows_from_the_cause_is_not_told_without_it(tmp_path: Path) -> None:
+    """Where idle time is told first, the cause is not: "Its input ended after its launch" was said of nothing."""
+    work = (("bwd_gemm", 20, 600, 7, 10, 101), ("copy", 600, 750, 20, 300, 101), ("adam", 800, 900, 7, 510, 100))
+    capture = Capture(threads={(100, 101): "pt_autograd_0"})
+    for begin in range(1000, 6000, 1000):
+        capture.ranges.append(Range(f"step {begin // 1000}", begin * US, (begin + 1000) * US, 100))
+        for name, start, end, stream, launch, thread in work:
+            at = ((begin + time) * US for time in (start, end, launch))
+            kind = "memcpy" if name == "copy" else "kernel"
+            capture.kernels.append(Kernel(name, *at, thread, stream=stream, kind=kind, copy_kind=10))
+    said = run("summary", write_capture(tmp_path / "x.sqlite", capture)).stdout
+    assert said.startswith("idle  ")
+    assert "Its input" not in said
+    assert "Its input" in run("summary", "--notes", tmp_path / "x.sqlite").stdout

@@ -214,14 +214,14 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in doubts]
     read = [*_source_facts(result, summary), SOURCE_NAMES.get(result.source, result.source)]
     why = ("cause", None if summary.reason or run.idle else cause)
-    # Advice that follows from the cause comes after it; a finding of the doctor comes before.
-    is_of_cause = of_cause and not findings and not summary.reason
+    # Advice that follows from the cause comes after it, and not without it; a finding of the doctor comes before.
+    is_of_cause = of_cause and not findings and not summary.reason and not run.idle
     change = ("change", of_cause if is_of_cause else _short_advice(run))
     return [
         ("missing", result.missing),
         ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
         ("gain", gain_in_short(summary, *costs)),
-        *((why, change) if is_of_cause and not run.idle else (change, why)),  # advice from the cause refers to it
+        *((why, change) if is_of_cause else (change, why)),
         ("step", _shares(summary)),
         ("comm", _communication(summary, in_short=True)),
         ("notes", "; ".join(doubts)),
