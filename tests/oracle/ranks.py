@@ -404,13 +404,15 @@ def _incomplete(
 
 
 def _timeless_launches(trace: Trace, process: int) -> list[int | None]:
-    """When the kernels that take no time were launched."""
+    """When the kernels that take no time were launched, but not those that may take less than the clock tells."""
     table = trace.activities
-    return [
-        _launch_of(trace, row)[0]
-        for row in range(len(table))
-        if table.process[row] == process and table.kind[row] == Kind.KERNEL and table.start_ns[row] == table.end_ns[row]
-    ]
+    rows = [row for row in range(len(table)) if table.process[row] == process and table.kind[row] == Kind.KERNEL]
+    took = {row: int(table.end_ns[row] - table.start_ns[row]) for row in rows}
+    if all(int(table.start_ns[row]) % 1000 == 0 == took[row] % 1000 for row in rows):
+        long = {int(table.name_id[row]) for row in rows if took[row] > 1000}
+    else:
+        long = {int(table.name_id[row]) for row in rows}
+    return [_launch_of(trace, row)[0] for row in rows if not took[row] and int(table.name_id[row]) in long]
 
 
 def _without_calls(trace: Trace, process: int, steps: list[Step], phases: list[tuple[str, Range]]) -> list[Step]:

@@ -62,6 +62,8 @@ LEAST_ALIKE = 3
 """Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
 incomplete."""
 
+MICROSECOND_NS = 1000
+
 MOST_NAMED = 8
 """Largest number of steps whose numbers a note lists."""
 
@@ -197,9 +199,8 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     of_launches, of_lost = (steps.index_at(trace.calls.start_ns[rows]) for rows in (mine, lost))
     activities = trace.activities
     overlong = trace.overlong[activities.process[trace.overlong] == process]
-    timeless = np.flatnonzero((activities.end_ns == activities.start_ns) & (activities.kind == Kind.KERNEL))
     is_overlong = _are_launched_in(trace, overlong, steps)
-    is_timeless = _are_launched_in(trace, timeless[activities.process[timeless] == process], steps)
+    is_timeless = _are_launched_in(trace, _find_timeless(trace, process), steps)
     if is_timeless.all():  # the profiler tells no durations
         is_timeless = np.zeros(len(steps), np.bool_)
     step_launches = _count(of_launches, len(steps))
@@ -221,6 +222,25 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         waits=waits,
         early_waits=early_waits,
     )
+
+
+def _find_timeless(trace: Trace, process: int) -> Ints:
+    """Return the kernels (rows) of a process whose duration of 0 is impossible.
+
+    If all times are whole microseconds, as older torch.profiler writes them, a kernel that takes less may seem to take
+    none: then the duration is impossible only if a kernel of the same name takes two microseconds or more.
+    """
+    activities = trace.activities
+    kernels = np.flatnonzero((activities.kind == Kind.KERNEL) & (activities.process == process))
+    took_ns = activities.end_ns[kernels] - activities.start_ns[kernels]
+    is_timeless = took_ns == 0
+    if not is_timeless.any():
+        return kernels[:0]
+    if not np.any(activities.start_ns[kernels] % MICROSECOND_NS) and not np.any(took_ns % MICROSECOND_NS):
+        names = activities.name_id[kernels]
+        is_timeless &= is_among(names, names[took_ns >= 2 * MICROSECOND_NS])
+    found: Ints = kernels[is_timeless]
+    return found
 
 
 def _are_launched_in(trace: Trace, activities: Ints, steps: Steps) -> Mask:

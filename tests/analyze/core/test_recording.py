@@ -89,6 +89,34 @@ def test_a_launch_is_not_said_to_be_lost_where_a_kernel_lacks_its_number() -> No
     assert steps_of(launching(replace(trace, activities=unnumbered, launching_calls=None))) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("later_ns", "kernels", "counted"),
+    [
+        (0, "aa......bb......cc......", [0, 2]),
+        (1, "aa......bb......cc......", [0, 2]),
+        (0, "a.......b.......c.......", [0, 1, 2]),  # whole microseconds: it may have taken half of one
+        (1, "a.......b.......c.......", [0, 2]),
+    ],
+)
+def test_a_step_with_a_kernel_that_takes_no_time_does_not_count(
+    later_ns: int, kernels: str, counted: list[int]
+) -> None:
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "a.......b.......c......."},
+        streams={7: kernels},
+        character_ns=1000,
+        first_ns=later_ns,
+    )
+    is_b = trace.activities.correlation == ord("b")
+    activities = replace(
+        trace.activities,
+        end_ns=np.where(is_b, trace.activities.start_ns, trace.activities.end_ns),
+        name_id=np.zeros_like(trace.activities.name_id),
+    )
+    assert steps_of(launching(replace(trace, activities=activities))) == counted
+
+
 class TestStepsThatLostTheirCallsToo:
     """As with a buffer that keeps only the last records."""
 
