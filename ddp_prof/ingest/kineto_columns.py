@@ -10,7 +10,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from functools import cache
 from math import prod
@@ -25,7 +25,7 @@ from ddp_prof.ingest.export_tables import GatheredColumns
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, EventArguments
 from ddp_prof.ingest.names import ORDERING_CALLS
 from ddp_prof.range_names import OPERATOR_PREFIX
-from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, concatenate, empty
+from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, concatenate, empty, select
 
 KERNEL = "kernel"
 COPY, MEMORY_SET = (
@@ -53,7 +53,10 @@ _FLOWS = frozenset("stf")
 """Values of ``ph`` of events that are arrows between other events; a trace has as many of them as calls."""
 _NUMBER = re.compile(r"\d{1,18}")
 MOST_AT_ZERO = 3
-"""Largest number of events of a category, in a part of a file, that may begin at 0; more of them have no start."""
+"""Largest number of events of a category that may begin at 0, as where a program subtracted a start from all times.
+
+If more do, their starts are lost, even if their durations are not.
+"""
 _MOST_US = 2.0**52
 """Largest time in microseconds that is kept; larger ones become this one."""
 MOST = 2**62
@@ -240,6 +243,7 @@ class KinetoColumns:
         self._shapes = Codes()  # of launch shapes: (grid, block), both as JSON
         self._rows: dict[str, _Rows[Any]] = {}  # a table for each category that is read
         self._collectives = _Rows(KernelCollectives)
+        self._lost_kernels: Mask | None = None  # which kernels have lost their start, if any has
 
     def add(self, events: Sequence[Event]) -> None:
         """Add the next events of the document."""
@@ -264,16 +268,33 @@ class KinetoColumns:
 
     def table(self, kind: type[AnyTable], *categories: str) -> AnyTable:
         """Return a table with all events of these categories, in the order of the categories; call it once for each."""
-        found = [self._rows[category].table() for category in categories if category in self._rows]
+        found = [self._with_starts(category) for category in categories if category in self._rows]
         return concatenate(*found) if len(found) > 1 else found[0] if found else empty(kind)
+
+    def _with_starts(self, category: str) -> Any:
+        """Return the table of a category without events that have lost their start."""
+        table = self._rows[category].table()
+        is_lost = table.start_ns == 0
+        lost = int(np.count_nonzero(is_lost))
+        if lost <= MOST_AT_ZERO:
+            return table
+        self.with_times[category] -= lost
+        self.without_times[category] += lost
+        if category == KERNEL:
+            self._lost_kernels = is_lost
+        return select(table, ~is_lost)
 
     def calls(self) -> tuple[str, ...]:
         """Return the recorded categories of events that are calls of a runtime or driver, such as ``cuda_runtime``."""
         return tuple(sorted(filter(IS_CALL.match, self.categories)))
 
     def collectives(self) -> KernelCollectives:
-        """Return the collectives that were recorded with kernels; call it once."""
-        return self._collectives.table()
+        """Return the collectives that were recorded with kernels; call it once, and after the table of kernels."""
+        found = self._collectives.table()
+        if self._lost_kernels is None:
+            return found
+        found = select(found, ~self._lost_kernels[found.kernel])
+        return replace(found, kernel=found.kernel - np.cumsum(self._lost_kernels)[found.kernel])
 
     def launch_sizes(self, shape: Ints) -> list[Ints]:
         """Return a column for each of :data:`SIZES`, ``UNKNOWN`` where no shape was recorded; ``shape`` holds codes."""
@@ -299,14 +320,13 @@ class KinetoColumns:
         """Return the events of a category that have times, their starts, and their ends; ``None`` if none has times.
 
         CUPTI gives 0 as start and end of an activity whose times it could not collect, and some releases of torch write
-        0 for all kinds of events. One event may begin at 0, if a program subtracted its start from all times. If many
-        do, their starts are lost, even if their durations are not.
+        0 for all kinds of events.
         """
         start_ns = nanoseconds([event.ts for event in events])
         duration_ns = nanoseconds([event.dur for event in events])
         # Leave out events without times: candidates by the rounded times, which is fast, then by the times themselves.
-        at_zero = [row for row in np.flatnonzero(start_ns == 0).tolist() if not events[row].ts]
-        if timeless := [row for row in at_zero if len(at_zero) > MOST_AT_ZERO or not events[row].dur]:
+        timeless = np.flatnonzero((start_ns == 0) & (duration_ns == 0)).tolist()
+        if timeless := [row for row in timeless if not events[row].ts and not events[row].dur]:
             self.without_times[category] += len(timeless)
             start_ns, duration_ns = np.delete(start_ns, timeless), np.delete(duration_ns, timeless)
             left_out = set(timeless)

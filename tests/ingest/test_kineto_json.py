@@ -483,6 +483,20 @@ def test_events_without_times_are_no_steps_of_0_ns(tmp_path: Path) -> None:
         assert f"{counts} have no start and are left out" in result.warnings
 
 
+def test_events_that_lost_their_start_alone_are_left_out(tmp_path: Path) -> None:
+    """They keep their durations, but several cannot all begin at 0. Arguments of collectives stay with their kernels."""
+    meta = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float"}
+    shifted = [re.sub(r'"ts": ([\d.]+)', lambda found: f'"ts": {float(found[1]) + 1000}', text) for text in gpu_step()]
+    late = [text.replace("ProfilerStep#3", f"ProfilerStep#{number}") for number in range(4, 8) for text in gpu_step()]
+    without = [re.sub(r'"ts": [\d.]+', '"ts": 0.000', text) for text in late]
+    events = [text.replace('"stream": 20', f'"stream": 20, {json.dumps(meta)[1:-1]}') for text in [*without, *shifted]]
+    trace = load_trace(write(tmp_path / "x.json", events))
+    (rank,) = measure_overlap(trace).ranks
+    assert [(step.step, step.host_ns, step.comm_ns) for step in rank.steps] == [(3, 100_000, 10_000)]
+    assert "8 of 10 activities have no start and are left out" in trace.warnings
+    assert [trace.names[trace.activities.name_id[row]][:4] for row in trace.collective_metadata.activity] == ["nccl"]
+
+
 @pytest.mark.parametrize(("end", "steps"), [("1000", [3]), ("1000.001", [3, 4])])
 def test_a_range_that_ends_with_the_recording_is_no_step(end: str, steps: list[int], tmp_path: Path) -> None:
     """A range that is still open when torch.profiler stops ends at its "Record Window End"."""
