@@ -5,6 +5,7 @@ A range name is a name and fields, separated by ``|``::
     process|rank=0|world=2|variant=overlap|backend=gloo|device=cpu
     step|index=3
     step|index=0|warmup=1
+    step|index=7|late_warmup=1
     step|index=9|unfinished=1
     backward
     optimizer|bucket=3
@@ -19,7 +20,8 @@ A range name is a name and fields, separated by ``|``::
 An optimizer that updates one bucket, within backward or synchronize, names the bucket. ``late=1`` marks the collective
 of gradients that arrived after their bucket was sent. ``group`` is the name of the process group, the same on all its
 ranks, and ``ranks`` is the number of its ranks. A step that holds a range with ``unfinished=1`` is not complete,
-because the program ended in it. If DDP's own all-reduces have no ranges, a range ``buckets`` before a backward pass
+because the program ended in it; one that holds a range with ``late_warmup=1`` is warm-up, which was not known when it
+began. If DDP's own all-reduces have no ranges, a range ``buckets`` before a backward pass
 holds their sizes in bytes, in ``bytes``, and the number of other all-reduces that follow them, in ``others``.
 
 A trace also holds ranges of other programs, so parsing never fails: a foreign name is a name without fields.

@@ -3,13 +3,15 @@
 ``ddp-prof capture`` and the callbacks for trainers count in the same way, so a run has the same steps whichever of them
 marks the steps.
 
-The optimizer that counts is the first one that steps, or a later one that takes over its parameters. If the program has
-no optimizer of torch, each forward of the first DDP whose backward reduces gradients begins a step.
+The optimizer that counts is the first one that steps, or a later one that takes over: its parameters, or the training,
+as in programs that train one model after another. If the program has no optimizer of torch, each forward of the first
+DDP whose backward reduces gradients begins a step.
 
 Step 0 begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins, or a trainer
 starts). It is marked as warm-up, because its true start is not known, and the construction of a DDP communicates. The
-step after the first forward of a DDP is marked as warm-up, too: in it, ranks agree on the order of the buckets. The
-last step is marked as not finished. If the program marks its steps by ``annotate.step``, only these are recorded.
+step with the first forward of a DDP is marked as warm-up, too, and the one after it, in which ranks agree on the order
+of the buckets; and a step that lasted until another optimizer took over. The last step is marked as not finished. If
+the program marks its steps by ``annotate.step``, only these are recorded.
 """
 
 from __future__ import annotations
@@ -22,10 +24,15 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ddp_prof import range_names
 from ddp_prof.annotate import hooks, ranges
 from ddp_prof.annotate.hooks import process_range
+
+TAKES_OVER = 10
+"""Another optimizer counts from now on if it has made so many steps while the one that counts made none: few networks
+wait so long for another one that is trained beside them, and if one does, the shorter steps tell more."""
 
 counts: list[CountedSteps] = []
 """The object that marks steps now, as the only element; empty if none does."""
@@ -46,8 +53,9 @@ class CountedSteps:
         """Register the hooks that count: after each step of an optimizer, and before each synchronized forward."""
         self.index = -1
         self._at_step, self._marks = at_step, marks
-        self._optimizer: Any = None  # its steps are counted
-        self._since = set[int]()  # the ids of optimizers that stepped since self._optimizer did
+        self._optimizer: weakref.ref[Any] | None = None  # its steps are counted
+        self._counted: Any = None  # its parameters, which the program may delete
+        self._since: Any = None  # for each optimizer that stepped since then, how often
         self._ddp: weakref.ref[Any] | None = None  # the first DDP with a synchronized forward
         self._counts_forwards: bool | None = None  # whether there is no optimizer; None: not known yet
         self._range: ranges.OpenRange | None = None
@@ -70,8 +78,12 @@ class CountedSteps:
     def mark_unfinished(self) -> None:
         """Emit a range in the current step which says that the program ends before this step is complete."""
         if self._range is not None:
-            with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self.index, unfinished=1)):
-                pass
+            self._mark(unfinished=1)
+
+    def _mark(self, **fields: int) -> None:
+        """Emit a range within the current step that says more about it than was known when it began."""
+        with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self.index, **fields)):
+            pass
 
     def stop(self) -> None:
         """Count no more: remove the hooks, and end the range of the current step, which is marked as unfinished."""
@@ -87,21 +99,26 @@ class CountedSteps:
         """Begin the next step if ``optimizer`` is the one that counts; called after each step of any optimizer.
 
         Another optimizer takes over if it shares parameters with the one that counts, and steps twice while that one
-        does not step: some programs make a new optimizer for each epoch.
+        does not step: some programs make a new optimizer for each epoch. If it shares none, after :data:`TAKES_OVER`
+        steps.
         """
-        is_again = id(optimizer) in self._since
-        if self._optimizer is None or (is_again and _parameters(optimizer) & _parameters(self._optimizer)):
-            self._optimizer = optimizer
-        if optimizer is not self._optimizer:
-            self._since.add(id(optimizer))
-            return
-        self._since.clear()
+        is_own = self._optimizer is None or self._optimizer() is optimizer
+        takes_over = False
+        if not is_own:
+            self._since[optimizer] = often = self._since.get(optimizer, 0) + 1
+            shares = often > 1 and any(parameter in self._counted for parameter in _parameters(optimizer))
+            takes_over = not shares and often >= TAKES_OVER
+            if not (shares or takes_over):
+                return
+        if self._optimizer is None or not is_own:
+            self._optimizer = weakref.ref(optimizer)
+            self._counted = WeakIdKeyDictionary(dict.fromkeys(_parameters(optimizer)))
+        self._since = weakref.WeakKeyDictionary()
         if self.index >= 0:
-            self._begin_step()
+            self._begin_step(is_warmup=takes_over)
             # The rank is recorded in each step: without a DDP, no forward pass is marked with it.
             if self._marks and dist.is_available() and dist.is_initialized():
-                parameters = (one for group in optimizer.param_groups for one in group["params"])
-                with process_range(type(optimizer).__name__, parameters):
+                with process_range(type(optimizer).__name__, _parameters(optimizer)):
                     pass
 
     def _count_forward(self, ddp: Any) -> None:
@@ -119,8 +136,13 @@ class CountedSteps:
             if self._counts_forwards:
                 self._begin_step()
 
-    def _begin_step(self) -> None:
-        """End the range of the current step, call ``at_step``, and open the range of the next step."""
+    def _begin_step(self, *, is_warmup: bool = False) -> None:
+        """End the range of the current step, call ``at_step``, and open the range of the next step.
+
+        ``is_warmup``: whether the step that ends here was none like the others, which was not known when it began.
+        """
+        if self._range is not None and self.index > 0 and (is_warmup or hooks.agreement_follows):
+            self._mark(late_warmup=1)
         self.close()
         self.index += 1
         if self._at_step is not None:
@@ -133,5 +155,5 @@ class CountedSteps:
         hooks.agreement_follows = False
 
 
-def _parameters(optimizer: Any) -> set[Any]:
-    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+def _parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -265,6 +265,75 @@ def test_steps_go_on_where_another_optimizer_takes_over_the_parameters(tmp_path:
     assert (file.processes[0].steps, file.processes[0].warmup_steps) == (12 - 1 - 2, 1)
 
 
+# Two models, one after the other, as a teacher and its student; and a model that is copied and trained a little within
+# each step.
+ONE_AFTER_ANOTHER = """
+import torch
+
+def train(steps):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+
+train(4)
+train(15)
+"""
+WITHIN = """
+import copy, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(15):
+    own = copy.deepcopy(model)
+    of_own = torch.optim.SGD(own.parameters(), lr=0.1)
+    for _ in range(3):
+        own(torch.ones(4)).sum().backward()
+        of_own.step()
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "steps"),
+    [
+        (ONE_AFTER_ANOTHER, [1, 2, 3, 5, 6, 7, 8, 9]),  # in step 4 the second one trains ten times
+        (WITHIN, [1, 2, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_steps_go_on_where_another_optimizer_takes_over_the_training(
+    program: str, steps: list[int], tmp_path: Path
+) -> None:
+    """Nothing of the second model was in a step: 94 % of the communication belonged to none."""
+    (rank,) = record(program, tmp_path, world=1).overlap().ranks
+    assert [step.step for step in rank.marked_steps] == steps
+
+
+DDP_PER_EPOCH = """
+def train():
+    base = torch.nn.Linear(64, 64)
+    for _ in range(3):
+        model = DistributedDataParallel(base)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_step_in_which_a_ddp_is_made_is_warm_up(tmp_path: Path) -> None:
+    """It holds what the construction sends, too, which counted as communication of a step."""
+    for rank in record(DDP_PER_EPOCH + STARTED + "start(rank)", tmp_path, world=2).overlap().ranks:
+        assert [step.step for step in rank.marked_steps] == [2, 3, 6, 9]
+        assert {step.collectives for step in rank.marked_steps} == {1}
+
+
 THREE_LINES = """
 def train():
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])

@@ -214,8 +214,10 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
         return steps, (*notes, *_hint_at_end(trace, mine, pattern))
     ours = parse_ranges(trace.names, STEP).items()
     named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
-    unfinished = {index for index, name in ours if name.number("unfinished")}
-    steps, notes = _steps_from_names(trace, mine, named, unfinished)
+    unfinished, late_warmup = (
+        {index for index, name in ours if name.number(field)} for field in ("unfinished", "late_warmup")
+    )
+    steps, notes = _steps_from_names(trace, mine, named, unfinished, late_warmup)
     for usual in STEP_PATTERNS:
         if len(steps) or notes:
             break
@@ -264,7 +266,11 @@ def _hint_at_end(trace: Trace, mine: Mask, pattern: str) -> tuple[str, ...]:
 
 
 def _steps_from_names(
-    trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]], unfinished: Collection[int] = ()
+    trace: Trace,
+    mine: Mask,
+    named: dict[int, tuple[int | None, bool]],
+    unfinished: Collection[int] = (),
+    late_warmup: Collection[int] = (),
 ) -> tuple[Steps, tuple[str, ...]]:
     """Return the steps among the ranges with these names, and notes on the ranges that were left out or cut.
 
@@ -272,13 +278,19 @@ def _steps_from_names(
     - ``named``: By index into ``trace.names``: the step's number, ``None`` if the name has none, and whether the step
       is warm-up.
     - ``unfinished``: Indices of names that mark a step as unfinished: a step that contains such a range is left out.
+    - ``late_warmup``: Indices of names that mark a step as warm-up: a step that contains such a range is.
     """
-    rows, notes = _select_steps(trace, rows_named(trace.spans, mine, named), unfinished)
+    rows = rows_named(trace.spans, mine, named)
+    is_mark = np.isin(trace.spans.name_id[rows], list(late_warmup))
+    marks, rows = rows[is_mark], rows[~is_mark]
+    rows, notes = _select_steps(trace, rows, unfinished)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
     warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
     start, end = trace.spans.start_ns[rows], trace.spans.end_ns[rows]
     end[:-1] = np.minimum(end[:-1], start[1:])
+    marked = innermost(start, end, trace.spans.start_ns[marks])
+    warmup[marked[marked != UNKNOWN]] = True
     return Steps(number, start, end, warmup), notes
 
 

@@ -47,6 +47,20 @@ def test_a_step_in_which_the_program_ended_is_left_out() -> None:
     assert notes == ("1 range that could be a step left out: the program ended in it",)
 
 
+def test_a_step_is_warm_up_if_that_is_known_in_it_only() -> None:
+    ranges = [
+        ("step|index=0|warmup=1", "####............"),
+        ("step|index=1", "....####........"),
+        ("step|index=2", "........########"),
+        ("forward", "..#...#...####.."),
+        ("step|index=1|late_warmup=1", "......#........."),
+    ]
+    steps, notes = find_steps_and_notes(draw_trace(ranges=ranges), PID)
+    assert steps.number.tolist() == [0, 1, 2]
+    assert steps.warmup.tolist() == [True, True, False]
+    assert notes == ()
+
+
 @pytest.mark.parametrize(("pattern", "hints"), [(r"sample_(\d+)", 1), (r"sample_(\d+)$", 0), (r"sample_(\d+)\.", 0)])
 def test_a_pattern_that_fits_the_beginning_of_other_names_gets_a_hint(pattern: str, hints: int) -> None:
     ranges = [
