@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_prof.errors import printable
 from ddp_prof.ingest.nsys_program import Nsys
 
 PROBE_LIMIT_S = 60
@@ -49,6 +51,33 @@ class Interpreter:
     torch: str
     torch_has_nvtx: bool
     nvtx: str
+
+
+def why_not_startable(program: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return why a command line cannot be started, with the way out; ``None`` if its program is found.
+
+    Words like ``NAME=value`` before the program are variables of the environment, as for ``env``.
+    """
+    words = [*program]
+    while words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", words[0]):
+        del words[0]
+    wanted = "give the command line that starts your training, launcher included, after --"
+    if not words or not words[0]:
+        return f"there is no program to start: {wanted}"
+    name, shown = words[0], printable(words[0])
+    if shutil.which(name, path=environ.get("PATH")):
+        return None
+    file = Path(name)
+    if file.is_dir():
+        return f"{shown} is a folder: {wanted}"
+    if file.is_file() and file.suffix == ".py":
+        return f"{shown} is a script, not a program: start it as 'python {shown}'"
+    if file.is_file():
+        on_path = os.access(file, os.X_OK) and os.sep not in name
+        return (
+            f"{shown} is not on PATH: give ./{shown}" if on_path else f"{shown} is not executable: chmod +x makes it so"
+        )
+    return f"there is no program {shown!r}: {wanted}"
 
 
 def find_interpreter(program: Sequence[str], environ: Mapping[str, str]) -> Interpreter | None:

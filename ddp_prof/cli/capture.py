@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 
 from ddp_prof.cli.options import Loader
 from ddp_prof.cli.terminal import EXIT_CODE, is_quiet, say
-from ddp_prof.errors import DdpProfError, TraceError, shell_quote
+from ddp_prof.errors import DdpProfError, TraceError, WorkloadError, shell_quote
 
 if TYPE_CHECKING:
     from ddp_prof.capture.job import Job
@@ -88,6 +89,7 @@ def capture(
     through. With srun or mpirun, outside or within their tasks, each rank writes its own file.
     """
     from ddp_prof.capture.job import export_reports, find_losses, plan_job, run_job
+    from ddp_prof.capture.preflight import why_not_startable
     from ddp_prof.cli.tables import SUMMARY_ANSWER, summary_views
     from ddp_prof.present.table import TableOptions, show
     from ddp_prof.runs.report import LoadOptions
@@ -98,6 +100,8 @@ def capture(
     if shows:
         say(" ".join(map(shell_quote, job.command)))
         return
+    if why_not := why_not_startable(program, os.environ):  # before the files of an earlier capture are removed
+        raise WorkloadError(why_not)
     if every:
         _monitor_job(context, job, every)
         return
@@ -118,7 +122,7 @@ def capture(
             say(f"warning: {loss}", err=True)
     except DdpProfError as error:
         if code:
-            say(f"nothing to read: {error}", err=True)
+            say(f"nothing to read: {error if job.traces else _why_nothing(code, folder)}", err=True)
             return
         raise
     if job.part:
@@ -135,6 +139,14 @@ def capture(
         show(TableOptions(quiet=is_quiet()), summary_views(runs))
     except TraceError as error:
         say(f"no summary: {error}", err=True)
+
+
+def _why_nothing(code: int, folder: Path) -> str:
+    """Return why a program that failed left no trace in ``folder``; ``code`` is its exit code, not 0."""
+    name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else ""
+    ended = f"was ended by {name}" if name else f"ended with exit code {code}"
+    way_out = "a program that is killed, or calls os._exit, needs --steps, as 1:10" if name else "see its output above"
+    return f"the program {ended}, and no rank wrote a trace into {folder}: {way_out}"
 
 
 def _monitor_job(context: click.Context, job: Job, every: str) -> None:

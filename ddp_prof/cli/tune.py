@@ -110,6 +110,7 @@ def tune(
     --try, one capture and the doctor choose.
     """
     from ddp_prof.atomic_file import protect_files
+    from ddp_prof.capture.preflight import why_not_startable
     from ddp_prof.train.launch import Stopped, stop_on_signals
     from ddp_prof.tune.measure import Program
     from ddp_prof.tune.report import plan_lines, warning_of
@@ -131,6 +132,8 @@ def tune(
         _say_command_lines(job, tries)
         return
     job.refuse_parts(environ)
+    if why_not := why_not_startable(program, environ):
+        raise WorkloadError(why_not)
     context.with_resource(protect_files(Path(word) for word in program if Path(word).is_file()))
     _refuse_page(page, store)
     progress: Callable[[str], None] = _leave_out if is_quiet() else _report

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.capture import job, preflight
-from ddp_prof.capture.preflight import Interpreter, find_doubts, find_interpreter, why_no_ranges
+from ddp_prof.capture.preflight import Interpreter, find_doubts, find_interpreter, why_no_ranges, why_not_startable
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys
 from tests.command_line import run
@@ -53,6 +53,51 @@ def test_a_python_says_what_it_has() -> None:
     assert found.path == sys.executable
     assert found.nvtx == job.installed("nvtx")
     assert found.torch == job.installed("torch")
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (["true"], None),
+        (["A=1", "b_2=", "true", "x"], None),
+        (["./job"], None),
+        (["no-such-program", "x"], "there is no program 'no-such-program': give the command line that starts"),
+        (["-m", "train"], "there is no program '-m': give the command line that starts"),
+        ([""], "there is no program to start"),
+        (["A=1"], "there is no program to start"),
+        (["folder"], "folder is a folder: give the command line"),
+        (["train.py"], "train.py is a script, not a program: start it as 'python train.py'"),
+        (["job"], "job is not on PATH: give ./job"),
+        (["./notes"], "./notes is not executable: chmod +x makes it so"),
+    ],
+)
+def test_what_cannot_be_started_is_said(
+    program: list[str], reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, mode in (("train.py", 0o644), ("job", 0o755), ("notes", 0o644)):
+        (tmp_path / name).touch(mode)
+    said = why_not_startable(program, os.environ)
+    assert said == reason or (said and reason and said.startswith(reason)), said
+
+
+def test_a_program_that_is_not_there_replaces_no_capture(tmp_path: Path) -> None:
+    """The files of the last capture of this script were gone before env said that there is no such program."""
+    kept = tmp_path / "train.rank0.json.gz"
+    kept.touch()
+    done = run("capture", "-o", tmp_path, "--", "pythn", "train.py")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: there is no program 'pythn'")
+    assert kept.exists()
+    done = run("tune", "--try", "static_graph", "--store", tmp_path / "x.db", "--", "pythn", "train.py")
+    assert done.stderr.splitlines()[-1].startswith("Error: there is no program 'pythn'")
+
+
+def test_a_program_that_failed_says_so_first(tmp_path: Path) -> None:
+    for ends, said in (("exit 3", "the program ended with exit code 3,"), ("kill -9 $$", "was ended by SIGKILL,")):
+        done = run("capture", "-o", tmp_path, "--", "sh", "-c", ends)
+        assert said in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("program", [["true"], ["no-such-program"], ["sh", "-c", "python train.py"]])
