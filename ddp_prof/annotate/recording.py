@@ -82,8 +82,23 @@ def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
 
 
 def call_before_profilers(first: Callable[[], None]) -> None:
-    """Call ``first`` from now on whenever a torch.profiler is about to record: only one can at a time."""
+    """Call ``first`` from now on whenever a torch.profiler or an emitter is about to begin: only one can at a time."""
     wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", first)
+    _call_before_emitters(first)
+
+
+def _call_before_emitters(first: Callable[[], None]) -> None:
+    """Call ``first`` from now on before ``emit_nvtx`` and ``emit_itt`` begin, unless they are disabled."""
+    for emitter in (torch.autograd.profiler.emit_nvtx, torch.autograd.profiler.emit_itt):
+        original: Callable[[Any], Any] = emitter.__enter__
+
+        @wraps(original)
+        def enter(emits: Any, original: Callable[[Any], Any] = original) -> Any:
+            if emits.enabled:
+                first()
+            return original(emits)
+
+        setattr(emitter, "__enter__", enter)  # noqa: B010  # mypy refuses an assignment
 
 
 def call_at_exit(last: Callable[[], object]) -> None:
@@ -127,8 +142,7 @@ class ProfilersOfProgram:
             return leave(of_program, *args, **kwargs)
 
         replaced._prepare_trace, replaced.__exit__ = prepared, left
-        for emitter in (profiler.emit_nvtx, profiler.emit_itt):
-            wrap_with_call(emitter, "__enter__", at_start)
+        _call_before_emitters(at_start)
 
     @property
     def record(self) -> bool:

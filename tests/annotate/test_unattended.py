@@ -108,6 +108,37 @@ def test_a_profiler_of_the_program_ends_what_is_not_yet_written(steps: str, is_r
     assert (tmp_path / "x.rank0.json.gz").exists() == is_recorded
 
 
+def _emit(trace: str, rank: int, world: int, directory: str) -> str:
+    """Train some steps under capture, of which the program emits two to ITT, one of them with that switched off."""
+    import torch
+
+    from ddp_prof.annotate import unattended
+
+    os.environ["DDP_PROF_TRACE"] = trace
+    sys.stderr = told = io.StringIO()
+    unattended.start()
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    for step in range(4):
+        with torch.autograd.profiler.emit_itt(step == 2):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+        if step == 1:
+            assert not told.getvalue()
+    multiprocessing.util._exit_function()
+    return told.getvalue()
+
+
+@pytest.mark.torch
+def test_a_program_that_emits_ranges_is_left_to_it(tmp_path: Path) -> None:
+    """Its trace was lost with a traceback at its end."""
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    (told,) = fork_ranks(partial(_emit, str(tmp_path / "x")), 1)
+    assert told.count("\n") == 1
+    assert "the program starts its own torch.profiler" in told
+
+
 WITHOUT_OPTIMIZER = """
 import os, torch
 import torch.distributed as dist
