@@ -199,9 +199,11 @@ class ReducingVariant(DataParallel):
         # Looking for new parameters is slow, so it is done only if modules or parameters changed since the last time.
         if self._structure is not None and self._structure.is_unchanged():
             return
+        # Tensors that stand for parameters during a ``functional_call`` are the program's own.
         known = {id(parameter) for parameter in self._trained}
         for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in known:
+            is_own = isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad
+            if is_own and id(parameter) not in known:
                 raise CommunicationError(
                     f"parameter {name!r} was added to the model after the variant was made: {WRAP_AGAIN}"
                 )

@@ -93,6 +93,7 @@ class DataParallel(torch.nn.Module, ABC):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission
     def finish_gradient_synchronization(self) -> None:
         """Finish averaging the gradients over the ranks. Call it after backward and before the optimizer's step.
 
@@ -163,6 +164,16 @@ class DataParallel(torch.nn.Module, ABC):
             yield
         finally:
             self._is_synchronizing = before
+
+    def join(self, *_: Any, **__: Any) -> Any:
+        """Raise CommunicationError: uneven inputs, for which DDP has ``join()``, are not supported."""
+        raise CommunicationError("join() for uneven inputs is not supported: give each rank the same number of batches")
+
+    def register_comm_hook(self, *_: Any, **__: Any) -> None:
+        """Raise CommunicationError: of torch's hooks the variant ``torch`` has two, and ours have none."""
+        raise CommunicationError(
+            "communication hooks are not supported here: TorchDDP(model, comm_hook='bf16') or 'powersgd' has torch's"
+        )
 
     def _synchronize(self) -> None:
         pass  # torch's variants have nothing left to do after backward

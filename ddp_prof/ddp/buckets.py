@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import BYTES_PER_MB
@@ -253,6 +254,15 @@ def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     return torch.empty(parameter.shape, device="meta").stride()
 
 
+_NOT_SYNCHRONIZED = (
+    "a gradient that is not synchronized: call finish_gradient_synchronization() after backward, before it"
+)
+_HELD = (
+    "a gradient of which each rank keeps a part: use those of variant.optimizer_parameters(), and "
+    "variant.clip_grad_norm_() to clip them"
+)
+
+
 class TakenGradient(torch.Tensor):
     """Placeholder for a parameter's ``grad`` while its gradient is being reduced.
 
@@ -262,15 +272,18 @@ class TakenGradient(torch.Tensor):
 
         ``grad`` set to None, or zeroed   done by ``zero_grad()``: the taken gradient is dropped
         something added to ``grad``       done by autograd in a second backward: a late contribution; it is kept here
-        any other operation               would read a gradient that is not there yet: CommunicationError
+        a conversion of the module        makes another placeholder, if the gradient is held in parts (``is_held``)
+        any other operation               would read a gradient that is not there: CommunicationError
 
     Attributes:
+        is_held: Whether it stands for a gradient that was reduced, and of which each rank keeps a part.
         is_touched: Whether it was zeroed or added to since :meth:`reset`.
         added: The sum of what autograd added; ``None`` if it added nothing.
         is_zeroed: Whether it was zeroed, as by ``zero_grad(set_to_none=False)``.
         is_replaced: Whether autograd set ``grad`` to a new tensor, the sum, as it does with ``create_graph``.
     """
 
+    is_held = False
     is_touched = False
     added: torch.Tensor | None = None
     is_zeroed = False
@@ -280,13 +293,20 @@ class TakenGradient(torch.Tensor):
 
     @staticmethod
     def __new__(cls, parameter: torch.Tensor) -> TakenGradient:
+        return cls._like(parameter, parameter.device)
+
+    @classmethod
+    def _like(cls, tensor: torch.Tensor, device: torch.device) -> TakenGradient:
+        """Return a placeholder with the shape, strides and data type of ``tensor``, on ``device``."""
         made: TakenGradient = cls._make_wrapper_subclass(
-            cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
+            cls, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=device
         )
         return made
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
-        return f"a gradient of shape {tuple(self.shape)} that is not synchronized yet"
+        return (
+            f"a gradient of shape {tuple(self.shape)} that is {'in parts' if self.is_held else 'not synchronized yet'}"
+        )
 
     def reset(self) -> None:
         self.is_touched, self.added, self.is_zeroed, self.is_replaced = False, None, False, False
@@ -312,10 +332,16 @@ class TakenGradient(torch.Tensor):
                 return first
             first.is_replaced = True  # with ``create_graph`` autograd makes the returned tensor the ``grad``
             return first.added.clone()
-        raise CommunicationError(
-            f"{function} on a gradient that is not synchronized: "
-            "call finish_gradient_synchronization() after backward, before it"
-        )
+        # The operator may take the placeholder as any of its arguments.
+        taken = next((each for each in tree_leaves((arguments, keywords)) if isinstance(each, cls)), None)
+        if taken is None or not taken.is_held:
+            raise CommunicationError(f"{function} on {_NOT_SYNCHRONIZED}")
+        if taken is first and function in (_aten._to_copy.default, _aten.clone.default):
+            options = dict(keywords or {})
+            device = torch.device(options.pop("device", None) or taken.device)
+            bare = torch.empty_strided(taken.shape, taken.stride(), dtype=taken.dtype, device="meta")
+            return cls._like(function(bare, **options), device)
+        raise CommunicationError(f"{function} on {_HELD}")
 
     def _zero(self) -> TakenGradient:
         self.reset()

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ import torch.distributed as dist
 
 from ddp_prof import annotate, range_names
 from ddp_prof.annotate.hooks import is_on_host
-from ddp_prof.ddp.all_reduce import ReducingVariant
+from ddp_prof.ddp.all_reduce import ReducingVariant, Structure
 from ddp_prof.ddp.buckets import (
     GradientBucket,
     TakenGradient,
@@ -47,6 +48,13 @@ from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer
 from ddp_prof.errors import CommunicationError
 
 Parameter = torch.nn.Parameter | None
+NOT_BY_ELEMENT = frozenset(
+    {
+        *("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "FusedLAMB", "FusedMixedPrecisionLamb", "LARS", "Lars"),
+        *("Shampoo", "DistributedShampoo", "SOAP", "Prodigy", "DAdaptAdam", "DAdaptSGD", "NovoGrad", "FusedNovoGrad"),
+    }
+)
+"""Classes of optimizers whose step depends on norms, products or shapes of whole parameters, or of all of them."""
 
 
 class ShardGradient(torch.Tensor):
@@ -176,6 +184,9 @@ class ShardBucket(GradientBucket):
         self._before: torch.Tensor | None = None  # the shard's ``grad`` before, to which the new gradient is added
         self._own_slices = self._find_own_slices()
         self._with_gradient: set[int] = set()  # slots that are part of the shard's gradient
+        # Slots whose ``grad`` is a placeholder for their part of the shard's gradient, from one reduction to the next.
+        self._held: set[int] = set()
+        self._stale: set[int] = set()  # slots whose part of the shard's gradient was dropped since the last reduction
         self.idle = Idle(self.shard, self._own_slices)
 
     def _find_own_slices(self) -> list[slice]:
@@ -196,7 +207,7 @@ class ShardBucket(GradientBucket):
         False also if the shard has no element of the parameter, as it is then not known.
         """
         # With gloo the parts of the ranks are not added up yet: one row per rank.
-        received = self._reduced if self._received is None else self._received.view(-1, len(self._reduced))
+        received = self._reduced if self._received is None else self._received.view(self._multiple, -1)
         parts = in_reals(received[..., self._own_slices[slot]])
         return parts.numel() > 0 and not bool(parts.any()) and bool(parts.signbit().all())
 
@@ -211,7 +222,40 @@ class ShardBucket(GradientBucket):
             self.shard.grad = self._taken_shard
         else:
             self._drop_with_shard()
+        self._release_held(slot)
         return super().take(slot, scale)
+
+    def _release_held(self, slot: int) -> None:
+        """Give a parameter its own ``grad`` again; note if the program dropped or replaced the one that was reduced."""
+        if slot in self._held:
+            self._held.discard(slot)
+            self._placeholders[slot].is_held = False
+            is_dropped, self.parameters[slot].grad = self._changes_since_taken(slot)
+            if is_dropped:
+                self._stale.add(slot)
+
+    def release_zeroed(self) -> None:
+        """After ``zero_grad()`` of the optimizer, which knows only the shard: no parameter has a gradient any more."""
+        if self.shard.grad is None:
+            for slot in list(self._held):
+                self._release_held(slot)
+            self._stale.clear()
+
+    def drop_zeroed(self) -> None:
+        """Drop from the shard's gradient what the program dropped by ``zero_grad()`` of the module, or ``grad = None``.
+
+        Called before the shard's gradient is used, unless a reduction does so.
+        """
+        zeroed = {slot for slot in self._held if self._changes_since_taken(slot)[0]}
+        if not zeroed or self.shard.grad is None:
+            return
+        for slot in zeroed:
+            self.shard.grad[self._own_slices[slot]] = 0
+            if not self._placeholders[slot].is_zeroed:  # a gradient of zeros is one
+                self._with_gradient.discard(slot)
+        if not self._with_gradient:
+            self.shard.grad = None
+        self.idle.leave_out(set(range(len(self.parameters))) - self._with_gradient)
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
         """As in :class:`GradientBucket`; the gradient is dropped, too, if ``zero_grad()`` was called for the shard."""
@@ -287,7 +331,7 @@ class ShardBucket(GradientBucket):
         self.release()
         if self._received is not None:
             hold_for_current_stream(self._received)
-            torch.sum(self._received.view(-1, len(self._reduced)), 0, out=self._reduced)
+            torch.sum(self._received.view(self._multiple, -1), 0, out=self._reduced)
             self._received = None
         # Set the elements of dropped gradients to zero, not by a product with zeros, as they may be infinite.
         dropped = {slot for slot in range(len(self.parameters)) if self._changes_since_taken(slot)[0]}
@@ -301,21 +345,40 @@ class ShardBucket(GradientBucket):
         # The slots that have a gradient: not the unused or dropped ones; zeroed ones have a gradient of zeros.
         given = set(range(len(self.parameters))) - unused - dropped - self._dropped | kept.keys()
         given |= {slot for slot in dropped if self._placeholders[slot].is_zeroed}
-        for slot, parameter in enumerate(self.parameters):
-            parameter.grad = self._changes_since_taken(slot)[1]  # gradients of ``no_sync`` are kept for the next step
+        own = [self._changes_since_taken(slot)[1] for slot in range(len(self.parameters))]  # of ``no_sync``
         # Choose the shard's ``grad``: after ``zero_grad()`` None or zeros, else the new gradient plus the former one.
         if self._is_shard_dropped():
             self._before = self._reduced.zero_() if self._taken_shard.is_zeroed else None
             given = self._with_gradient | given if self._taken_shard.is_zeroed else set()
         elif self._before is not None:
+            for slot in self._stale:
+                self._before[self._own_slices[slot]] = 0
             self._before.add_(self._reduced)
-            given |= self._with_gradient
+            given |= self._with_gradient - self._stale
         else:
             self._before = self._reduced.as_subclass(ShardGradient)
             self._before.group, self._before.bucket = self._group, self.index
         self.shard.grad, self._before = self._before, None
-        self._with_gradient = given
+        self._with_gradient, self._stale = given, set()
         self.idle.leave_out(set(range(len(self.parameters))) - given)
+        for slot, gradient in enumerate(own):
+            self._hold(slot, gradient)
+
+    def _hold(self, slot: int, own: torch.Tensor | None) -> None:
+        """Set a parameter's ``grad`` after the reduction; ``own`` is what a backward under ``no_sync`` has added.
+
+        If the shard's gradient has a part of the parameter, ``grad`` is a placeholder for it. So it is noticed if the
+        program drops it, by ``zero_grad()`` of the module or of the variant, or reads it.
+        """
+        if slot not in self._with_gradient:
+            self.parameters[slot].grad = own
+            return
+        placeholder = self._placeholders[slot]
+        placeholder.reset()
+        placeholder.is_held = True
+        placeholder.added, placeholder.is_touched = own, own is not None
+        self.parameters[slot].grad = placeholder
+        self._held.add(slot)
 
     def _is_shard_dropped(self) -> bool:
         """Whether ``zero_grad()`` has set the shard's ``grad`` to ``None`` or zeros since its placeholder was set."""
@@ -344,6 +407,61 @@ class ShardBucket(GradientBucket):
             hold_for_current_stream(tensor)
             views[slot].copy_(tensor)
         return full[self._own]
+
+
+def _forget_placeholders(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Take away placeholders for gradients, which nothing replaces any more; keep what autograd has added to them."""
+    for parameter in parameters:
+        if isinstance(parameter.grad, TakenGradient):
+            parameter.grad = parameter.grad.added
+
+
+def _refuse_shared_memory(module: torch.nn.Module) -> None:
+    """Raise CommunicationError if a trained parameter shares memory with another parameter or with a buffer.
+
+    Parameters become views of buckets, each with a place of its own, so a change of one would no longer be one of the
+    other. One parameter under several names is fine.
+    """
+    named = [(*each, True) for each in module.named_parameters()] + [(*each, False) for each in module.named_buffers()]
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name, tensor, is_parameter and tensor.requires_grad)
+        for name, tensor, is_parameter in named
+        if tensor.layout is torch.strided and tensor.numel()
+    )
+    reach: list[Any] = []  # those that may reach into what comes next
+    for span in spans:
+        start, _, name, tensor, is_trained = span
+        reach = [other for other in reach if other[1] > start]
+        for _, _, known, other, is_other_trained in reach:
+            if (is_trained or is_other_trained) and tensor.device == other.device and _overlap(tensor, other):
+                raise CommunicationError(
+                    f"{known!r} and {name!r} share memory, and sharded gives each parameter a place of its own: make "
+                    "one of them a copy (clone()), or one parameter of both, or use another variant"
+                )
+        reach.append(span)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return how many bytes lie between the first byte of a tensor and the end of its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have an element at one place, as halves of the columns of a matrix do not."""
+    first = min(one.data_ptr(), other.data_ptr())
+    offsets = [tensor.data_ptr() - first for tensor in (one, other)]
+    size = one.element_size()
+    if other.element_size() != size or any(offset % size for offset in offsets):
+        return True
+    end = max(offset + _extent(tensor) for offset, tensor in zip(offsets, (one, other), strict=True))
+    is_used = torch.zeros(end // size, dtype=torch.bool)
+    own, others = (
+        is_used.as_strided(tensor.shape, tensor.stride(), offset // size)
+        for offset, tensor in zip(offsets, (one, other), strict=True)
+    )
+    own.fill_(True)
+    return bool(others.any())
 
 
 class ShardReducer(Reducer):
@@ -376,7 +494,8 @@ class ShardedDDP(ReducingVariant):
     """Sharded: one reduce-scatter per bucket from gradient hooks; one all-gather per bucket after the optimizer's step.
 
     The optimizer must be made with :meth:`optimizer_parameters`, which are flat parts of buckets. So it must step
-    element by element (SGD, Adam, AdamW), with the same learning rate and weight decay for all parameters.
+    element by element (SGD, Adam, AdamW), with the same learning rate and weight decay for all parameters. Those of
+    :data:`NOT_BY_ELEMENT` raise CommunicationError at their step; so do, at construction, parameters that share memory.
 
     After a step, reading a parameter through its module waits for its all-gather. Before you read a parameter from a
     list of your own, call :meth:`wait_for_parameters`.
@@ -392,7 +511,9 @@ class ShardedDDP(ReducingVariant):
 
     _reducer_type: ClassVar[type[Reducer]] = ShardReducer
     _reducer: ShardReducer
-    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers", "_is_alone"}
+    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {
+        *("_gathers", "_layers", "_is_alone", "_awaited")
+    }
 
     def __init__(
         self, module: torch.nn.Module, bucket_size_mb: float | Sequence[float] | None = 25.0, **options: Any
@@ -401,14 +522,27 @@ class ShardedDDP(ReducingVariant):
         super().__init__(module, schedule={"bucket_size_mb": bucket_size_mb}, **options)
 
     def _set_up(self) -> None:
-        """Create the attributes that a copy does not take over, and let reading a parameter wait for its all-gather."""
+        """Create the attributes that a copy does not take over, and let reading a parameter wait for its all-gather.
+
+        Raises CommunicationError if parameters share memory.
+        """
+        _refuse_shared_memory(self.module)
         super()._set_up()
         self._is_alone = False  # whether a backward under ``no_sync`` made gradients that have not been reduced since
         self._gathers = Gathers()
+        self._layers: list[torch.nn.Module] = []
+        self._await_parameters()
+        remover = weakref.finalize(self, _forget_placeholders, self._trained)
+        remover.atexit = False
+
+    def _await_parameters(self) -> None:
+        """Let reading a parameter wait for its all-gather, in all layers that the module has now."""
         bucket_of = {id(parameter): bucket.index for bucket in self._reducer.buckets for parameter in bucket.parameters}
         self._layers = list(self.module.modules())
         for layer in self._layers:
-            layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
+            if not isinstance(layer._parameters, AwaitedParameters):
+                layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
+        self._awaited = Structure(self.module)
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """Return this rank's part of each bucket; the optimizer must be made with these instead of the parameters."""
@@ -416,6 +550,13 @@ class ShardedDDP(ReducingVariant):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module as every :class:`ReducingVariant`; for compiled modules, wait for all parameters before."""
+        if torch.is_grad_enabled():
+            for bucket in self._reducer.buckets:
+                bucket.release_zeroed()
+        # Parameters may have moved to new layers, as by ``register_parametrization``, which do not wait for them yet.
+        if not torch.compiler.is_compiling() and not self._awaited.is_unchanged():
+            self.wait_for_parameters()
+            self._await_parameters()
         if torch.compiler.is_compiling() or any(
             layer._compiled_call_impl is not None or "_orig_mod" in layer._modules for layer in self._layers
         ):
@@ -448,8 +589,14 @@ class ShardedDDP(ReducingVariant):
                 "state on each rank and cannot step on a rank's own gradients: run the last micro-batch outside of "
                 "no_sync()"
             )
+        if kind := next((base.__name__ for base in type(optimizer).__mro__ if base.__name__ in NOT_BY_ELEMENT), None):
+            raise CommunicationError(
+                f"{kind} does not step element by element, and sharded gives it flat parts of buckets: use another "
+                "optimizer, such as AdamW, or another variant"
+            )
         self.wait_for_parameters()  # an all-gather may still read the part that the optimizer changes
         for bucket in self._reducer.buckets:
+            bucket.drop_zeroed()
             bucket.idle.before_step(optimizer)
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -470,6 +617,7 @@ class ShardedDDP(ReducingVariant):
         self.wait_for_parameters()
         for layer in self._layers:  # plain dictionaries again, which do not wait
             layer._parameters = dict(layer._parameters)
+        _forget_placeholders(self._trained)
         super().remove()
 
     def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
@@ -479,6 +627,8 @@ class ShardedDDP(ReducingVariant):
         """
         if not norm_type > 0:
             raise ValueError(f"norm_type must be positive, got {norm_type}")
+        for bucket in self._reducer.buckets:
+            bucket.drop_zeroed()
         gradients = [shard.grad for shard in self.optimizer_parameters() if shard.grad is not None]
         parts = [torch.linalg.vector_norm(gradient, norm_type).double().to(self.device) for gradient in gradients]
         # With a zero in front, so that there is an element even if this rank has no gradient.
@@ -566,8 +716,15 @@ class AwaitedParameters(dict[str, Parameter]):
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_of: Mapping[int, int], gathers: Gathers) -> None:
         super().__init__(parameters)
-        self._gathers = gathers
+        self._gathers, self._bucket_of = gathers, bucket_of
         self._buckets = {name: bucket_of[id(each)] for name, each in parameters.items() if id(each) in bucket_of}
+
+    def __setitem__(self, name: str, parameter: Parameter) -> None:
+        """Set a parameter: one of another bucket, as when a weight is tied, or one of none."""
+        self._buckets.pop(name, None)
+        if id(parameter) in self._bucket_of:
+            self._buckets[name] = self._bucket_of[id(parameter)]
+        super().__setitem__(name, parameter)
 
     def __getitem__(self, name: str) -> Parameter:
         if self._gathers.is_pending and name in self._buckets:

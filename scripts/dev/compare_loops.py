@@ -161,6 +161,8 @@ ROWS = {
     "a hook masks rows of a gradient": Row(loops.LOOPS["masked gradient"]),
     "one rank's batch has no boxes": Row(loops.LOOPS["a rank without boxes"], 2, UNUSED),
     "encoder and decoder are wrapped each": Row(loops.LOOPS["encoder and decoder wrapped each"]),
+    "`model.zero_grad()`, not the optimizer's": Row(loops.LOOPS["zeroed by the model"]),
+    "a layer is parametrized after it was wrapped": Row(loops.LOOPS["parametrized later"]),
 }
 
 

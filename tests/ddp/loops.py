@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed.nn.functional
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+from torch.nn.utils.prune import l1_unstructured
 
 from ddp_prof.ddp import ShardedOptimizer
 from tests.ddp.cases import whole
@@ -716,6 +718,122 @@ def weight_normed() -> nn.Module:
     return nn.Sequential(new, nn.Tanh(), nn.utils.weight_norm(nn.Linear(16, 3)))
 
 
+def zeroing(
+    wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int], zero: Callable[[nn.Module], None]
+) -> Tensors:
+    """Gradients are dropped without the optimizer's ``zero_grad``: after a forward, and in a step that is not made."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        loss = loss_of(trained.model, step, shares)
+        zero(trained.model)
+        loss.backward()
+        trained.finish()
+        optimizer.step()
+        zero(trained.model)
+        optimizer.step()
+    return weights(model)
+
+
+def zero_by_module(model: nn.Module, *, set_to_none: bool = True) -> None:
+    model.zero_grad(set_to_none=set_to_none)
+
+
+def zero_one_by_one(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def zeroing_a_part(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Gradients of the first layer are dropped before each step, those of the others add up over all steps."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.SGD, lr=0.02)
+    for step in range(STEPS):
+        next(model.children()).zero_grad()
+        loss_of(trained.model, step, shares).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def setting_again(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The program sets each gradient, in place of that of the step before."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    parameters = list(model.parameters())
+    for step in range(STEPS):
+        gradients = torch.autograd.grad(loss_of(trained.model, step, shares), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def restructuring(
+    wrap: Callable[[nn.Module], OneProcess], model: Any, shares: Sequence[int], change: Callable[[Any], None]
+) -> Tensors:
+    """The parameters get other names or places in the module right after a step."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.SGD, lr=0.02)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        if step == 0:
+            change(model)
+    return weights(model)
+
+
+class Upper(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu()
+
+
+def tie(model: Any) -> None:
+    model[2].weight = model[0].weight
+
+
+def deep() -> nn.Module:
+    """So much of it that an all-gather takes a while."""
+    layers = [nn.Linear(WIDTH, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 3)]
+    return nn.Sequential(*layers)
+
+
+def square() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+class WithEmpty(nn.Module):
+    """Parameters without elements, among others and as all that there is of a data type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 3)
+        self.empty = nn.Parameter(torch.zeros(2, 0, 3))
+        self.alone = nn.Parameter(torch.zeros(0, dtype=torch.float16))
+
+    def double(self) -> WithEmpty:
+        self.linear.double()
+        self.empty.data = self.empty.data.double()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.empty.sum() + self.alone.sum()
+
+
+def substituting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """What wraps the module is called with tensors in place of its parameters."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.SGD, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        scaled = {name: parameter * 1.5 for name, parameter in trained.model.named_parameters()}
+        call = partial(torch.func.functional_call, trained.model, scaled)
+        mean(call((inputs(step, share),)).square().mean() for share in shares).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
 def stages() -> nn.Module:
     """Two networks, one after the other."""
     return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh()), nn.Sequential(nn.Linear(16, 3)))
@@ -760,4 +878,17 @@ LOOPS = {
     "masked gradient": Loop(mlp, masking),
     "a rank without boxes": Loop(Boxes, detecting),
     "encoder and decoder wrapped each": Loop(stages, chaining),
+    "zeroed by the model": Loop(mlp, partial(zeroing, zero=zero_by_module)),
+    "zeroed to zeros by the model": Loop(mlp, partial(zeroing, zero=partial(zero_by_module, set_to_none=False))),
+    "zeroed one by one": Loop(mlp, partial(zeroing, zero=zero_one_by_one)),
+    "zeroed in part": Loop(mlp, zeroing_a_part),
+    "gradients set again": Loop(mlp, setting_again),
+    "tied later": Loop(square, partial(restructuring, change=tie)),
+    "parametrized later": Loop(
+        deep,
+        partial(restructuring, change=lambda model: register_parametrization(model[2], "weight", Upper())),
+    ),
+    "pruned later": Loop(deep, partial(restructuring, change=lambda model: l1_unstructured(model[2], "weight", 0.5))),
+    "empty parameters": Loop(WithEmpty, plainly),
+    "called with other tensors": Loop(mlp, substituting),
 }

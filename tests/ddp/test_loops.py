@@ -29,6 +29,11 @@ IMPOSSIBLE = [
     ("a rank without boxes", "torch"),  # without find_unused_parameters
     *[(name, "fsdp") for name in ("sharpness", "only adapters wrapped", "learning to learn", "masked gradient")],
     *[(name, "fsdp") for name in ("gradients set by the program", "a rank without boxes")],
+    # DDP's and FSDP2's own limits: what backward brings is reduced, of parameters that stay where they were.
+    *[(name, "torch") for name in ("gradients set again", "tied later", "called with other tensors")],
+    *[(name, "torch") for name in ("parametrized later", "pruned later")],
+    *[(name, "fsdp") for name in ("gradients set again", "tied later", "called with other tensors")],
+    *[(name, "fsdp") for name in ("parametrized later", "pruned later", "empty parameters")],
 ]
 Run = tuple[int, str, str]
 

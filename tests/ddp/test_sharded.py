@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
+from ddp_prof.ddp.buckets import TakenGradient
 from ddp_prof.errors import CommunicationError
 from tests.ddp.test_sharded_optimizer import peak_bytes, state_bytes
 
@@ -57,7 +58,7 @@ def kept(rank: int) -> dict[str, Any]:
         "state": state_bytes(optimizer),
         "gradients": sum(shard.grad.nbytes for shard in variant.optimizer_parameters()),
         "parameters": sum(parameter.nbytes for parameter in variant.parameters()),
-        "full gradients": sum(parameter.grad is not None for parameter in variant.parameters()),
+        "full gradients": sum(not isinstance(parameter.grad, TakenGradient) for parameter in variant.parameters()),
         "buffers": sum(len(bucket._buffer) for bucket in variant._reducer.buckets),
     }
 
@@ -193,7 +194,25 @@ def refused(rank: int) -> list[str]:
     divided = ShardedOptimizer(other.optimizer_parameters(), torch.optim.SGD, lr=1)
     with pytest.raises(CommunicationError) as twice:
         divided.step()
-    return [str(caught.value) for caught in (frozen, alone, stepped, twice)]
+    with pytest.raises(CommunicationError) as as_a_whole:
+        torch.optim.LBFGS(other.optimizer_parameters()).step(lambda: 0.0)
+    with pytest.raises(CommunicationError) as read:
+        torch.nn.utils.clip_grad_norm_(other.module.parameters(), 1.0)
+    with pytest.raises(CommunicationError) as shared:
+        ShardedDDP(Overlapping(1))
+    ShardedDDP(Overlapping(2))
+    caught = frozen, alone, stepped, twice, as_a_whole, read, shared
+    return [str(each.value) for each in caught]
+
+
+class Overlapping(nn.Module):
+    """Each second column of a matrix, and those beside them; with ``step`` 1 the same ones."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        columns = torch.ones(4, 6)
+        self.even = nn.Parameter(columns[:, ::2])
+        self.odd = nn.Parameter(columns[:, step - 1 :: 2])
 
 
 def used_late(rank: int) -> dict[str, str]:
@@ -317,8 +336,11 @@ def test_a_parameter_that_is_used_late_is_an_error_for_an_optimizer_that_counts_
 
 
 def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> None:
-    frozen, alone, stepped, twice = results[0]["refused"]
+    frozen, alone, stepped, twice, as_a_whole, read, shared = results[0]["refused"]
     assert "wrap the module again" in frozen
     assert "cannot step on a rank's own gradients" in alone
     assert "make it of variant.optimizer_parameters()" in stepped
     assert "use the optimizer itself" in twice
+    assert as_a_whole.startswith("LBFGS does not step element by element")
+    assert "clip_grad_norm_() to clip them" in read
+    assert shared.startswith("'even' and 'odd' share memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,6 +67,51 @@ def test_a_bucket_has_a_size(size: float) -> None:
 def test_a_bucket_size_is_a_number(size: Any) -> None:
     with pytest.raises(TypeError, match="bucket_size_mb must be a number of MiB or None, got"):
         BucketedDDP(torch.nn.Linear(2, 2), size)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("key", list(VARIANTS))
+def test_what_only_torch_s_ddp_has_is_refused_in_one_line(key: str) -> None:
+    options: dict[str, Any] = {"bucket_size_mb": 1} if key == "bucketed" else {}
+    variant: Any = VARIANTS[key](torch.nn.Linear(2, 2), **options)
+    with pytest.raises(CommunicationError, match="same number of batches"), variant.join():
+        pass
+    with pytest.raises(CommunicationError, match="TorchDDP"):
+        variant.register_comm_hook(None, print)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("how", ["removed", "deleted"])
+def test_a_module_trains_alone_when_sharded_is_gone(how: str) -> None:
+    module = torch.nn.Linear(2, 2)
+    variant: Any = VARIANTS["sharded"](module)
+    variant(torch.ones(2)).sum().backward()
+    variant.finish_gradient_synchronization()
+    if how == "removed":
+        variant.remove()
+    del variant
+    gc.collect()
+    assert [parameter.grad for parameter in module.parameters()] == [None, None]
+    module(torch.ones(2)).sum().backward()
+    torch.optim.AdamW(module.parameters()).step()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_step_is_compiled_though_its_end_assigns_buckets_anew() -> None:
+    """Dynamo took the exchange of the order of gradients for code to compile, and ended with an error of its own."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    variant = BucketedDDP(module, None, rebuild_buckets=True)
+    first = variant._reducer
+
+    @torch.compile(backend="eager")
+    def step() -> None:
+        variant(torch.ones(2)).sum().backward()
+        variant.finish_gradient_synchronization()
+
+    step()
+    step()
+    assert variant._reducer is not first
+    assert all(parameter.grad is not None for parameter in module.parameters())
 
 
 def test_without_a_process_group_the_error_says_what_to_do() -> None:
