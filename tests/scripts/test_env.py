@@ -49,12 +49,15 @@ case "$*" in
 esac
 """
 
+BROWSERS = ("chromium", "chromium-headless-shell")
+
 
 @pytest.fixture
 def env(checkout: Checkout) -> Checkout:
-    """A machine with Python and a browser, without uv and without a GPU."""
+    """A machine with Python and browsers, without uv and without a GPU."""
     checkout.program("python3", PYTHON)
-    checkout.program("chromium", "")
+    for browser in BROWSERS:
+        checkout.program(browser, "")
     checkout.program("nvidia-smi", "exit 9")
     checkout.program("apt-get", 'echo "apt-get $*" >>"$CALLS"; exit 100')
     return checkout
@@ -180,7 +183,8 @@ def test_wrong_requests_are_refused(env: Checkout) -> None:
 
 @pytest.fixture
 def without_browser(env: Checkout, tmp_path: Path) -> Checkout:
-    (env.programs / "chromium").unlink()
+    for browser in BROWSERS:
+        (env.programs / browser).unlink()
     env.path = str(tmp_path / "system")
     (tmp_path / "system").mkdir()
     for program in Path("/usr/bin").iterdir():
@@ -196,7 +200,14 @@ def test_no_browser_is_no_error(without_browser: Checkout) -> None:
     assert without_browser.run(SCRIPT, "read").stderr == ""  # said and tried once
 
 
-@pytest.mark.skipif("ID=debian" not in Path("/etc/os-release").read_text().splitlines(), reason="no apt of Debian")
+on_debian = pytest.mark.skipif(
+    "ID=debian" not in Path("/etc/os-release").read_text().splitlines(), reason="no apt of Debian"
+)
+INSTALL = "apt-get install -y -q --no-install-recommends"
+WITHOUT_WINDOWS = f"{INSTALL} chromium-headless-shell fonts-liberation"
+
+
+@on_debian
 @pytest.mark.parametrize("code", [0, 1])
 def test_apt_installs_the_browser_while_pip_works(without_browser: Checkout, tmp_path: Path, code: int) -> None:
     until_pip = 'until grep -q "^pip " "$CALLS"; do sleep 0.01; done'
@@ -204,11 +215,27 @@ def test_apt_installs_the_browser_while_pip_works(without_browser: Checkout, tmp
     without_browser.program("apt-get", f'touch {tmp_path}/begun; {until_pip}; echo "apt-get $*" >>"$CALLS"')
     done = without_browser.run(SCRIPT, PIP=f"until [ -e {tmp_path}/begun ]; do sleep 0.01; done; exit {code}")
     assert done.returncode == code
-    assert without_browser.calls == [
-        "venv",
-        _pip(without_browser, "[pictures,train]"),
-        "apt-get install -y -q --no-install-recommends chromium fonts-liberation",
-    ]
+    assert without_browser.calls == ["venv", _pip(without_browser, "[pictures,train]"), WITHOUT_WINDOWS]
+
+
+@on_debian
+@pytest.mark.parametrize("there", ["", "chromium", "google-chrome"])
+@pytest.mark.parametrize("extra", ["read", "dev"])
+def test_the_browser_without_windows_is_for_tests_and_for_machines_without_another(
+    without_browser: Checkout, there: str, extra: str
+) -> None:
+    """Where apt has it not, as before Debian 12, Chromium is the next best."""
+    without_browser.program("id", "echo 0")
+    without_browser.program("apt-get", """echo "apt-get $*" >>"$CALLS"; [[ "$*" != *chromium-headless-shell* ]]""")
+    if there:
+        without_browser.program(there, "")
+    done = without_browser.run(SCRIPT, extra)
+    assert done.returncode == 0, done.stderr
+    asked = [WITHOUT_WINDOWS, "apt-get update -q", WITHOUT_WINDOWS] if extra == "dev" or not there else []
+    if not there:
+        asked.append(f"{INSTALL} chromium fonts-liberation")
+    assert [call for call in without_browser.calls if call.startswith("apt-get")] == asked
+    assert "no Chromium here" not in done.stderr
 
 
 def _pins() -> dict[str, Requirement]:
