@@ -484,7 +484,7 @@ def test_events_without_times_are_no_steps_of_0_ns(tmp_path: Path) -> None:
 
 
 def test_events_that_lost_their_start_alone_are_left_out(tmp_path: Path) -> None:
-    """They keep their durations, but several cannot all begin at 0. Arguments of collectives stay with their kernels."""
+    """They keep their durations, but several cannot all begin at 0. What is known of a collective stays with it."""
     meta = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float"}
     shifted = [re.sub(r'"ts": ([\d.]+)', lambda found: f'"ts": {float(found[1]) + 1000}', text) for text in gpu_step()]
     late = [text.replace("ProfilerStep#3", f"ProfilerStep#{number}") for number in range(4, 8) for text in gpu_step()]

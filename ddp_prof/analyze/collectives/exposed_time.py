@@ -66,7 +66,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
+from ddp_prof.analyze.collectives.timing import BACK_TO_BACK_NS, CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.operations import Part, Pieces, assign_instants, cut_pauses
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS, sum_by_group
 from ddp_prof.analyze.intervals import Intervals, union
@@ -82,9 +82,6 @@ BLOCKING_CALL, LAUNCHED_LATE, QUEUED = "blocking_call", "launched_late", "queued
 LATE_INPUT, PEER_WAIT, TRANSFER, UNKNOWN_WHY = "late_input", "peer_wait", "transfer", "unknown"
 WHYS = (BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER, UNKNOWN_WHY)
 """Why communication is exposed."""
-
-BACK_TO_BACK_NS = 20_000
-"""Largest gap between two operations of a stream at which the second one waited only for the first."""
 
 _LATEST = 2**62
 _SEND_OR_RECEIVE = OPERATIONS.index(POINT_TO_POINT)

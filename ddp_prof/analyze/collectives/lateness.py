@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import BACK_TO_BACK_NS
-from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
+from ddp_prof.analyze.collectives.timing import BACK_TO_BACK_NS, CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, count_before, take_or_unknown

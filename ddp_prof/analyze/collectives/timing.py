@@ -75,6 +75,9 @@ BLOCKING = (None, "after_backward", "compute_stream")
 FEW_BYTES = 64 * 1024
 """Below this size, a collective's duration hardly depends on its size."""
 
+BACK_TO_BACK_NS = 20_000
+"""Largest gap between two operations of a stream at which the second one waited only for the first."""
+
 READY_SOURCES = ("kernel", "hook")
 """The source of the ready time: the end of the last gradient kernel, or the hook that launched the collective."""
 
@@ -314,12 +317,14 @@ def _find_groups(trace: Trace, recorded: Ints, named_by: Ints) -> tuple[tuple[st
 
 
 def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
-    """Return the rank without compute that does not overlap collectives, which does not change exposed time.
+    """Return the rank without compute that is neither beside collectives nor in a gap of their queue.
+
+    That changes neither exposed time nor the cost of a late rank, without which a collective would begin in the gap.
 
     With ``to_draw``, all compute is kept from the first known time of a step's collectives to their last end.
     """
     timings = found.timings
-    kept = union(timings.start_ns, timings.end_ns)
+    kept = union(timings.start_ns - BACK_TO_BACK_NS, timings.end_ns)
     if to_draw and len(timings):
         steps, row = np.unique(timings.step, return_inverse=True)
         first, last = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), NO_TIME)

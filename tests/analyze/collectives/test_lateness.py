@@ -128,3 +128,21 @@ def test_a_rank_that_did_not_wait_gains_nothing(tmp_path: Path) -> None:
     assert "Rank 2 arrives last in 6 of 6 steps, by 0.15 ms" in skew
     assert (doctor, cost) == (None, 0)
     assert "late" not in cause
+
+
+def test_it_costs_the_same_whether_pictures_are_drawn_or_not(tmp_path: Path) -> None:
+    """Between two collectives of a queue a kernel runs; without the lag, it would run beside the second of them."""
+    capture = job(6, 12)
+    between = [
+        replace(one, name="unscale", start=one.end, end=one.end + 15_000, stream=7, number=None)
+        for one in capture.kernels
+        if one.name == NCCL
+    ]
+    moved = [replace(one, start=one.start + 15_000) if one.name == NCCL else one for one in capture.kernels]
+    path = write_capture(tmp_path / "x.sqlite", replace(capture, kernels=[*moved, *between]))
+    costs = []
+    for to_draw in (False, True):
+        (run,) = load_runs(path)
+        run.options = replace(run.options, to_draw=to_draw)
+        costs.append([rank.cost_ns for rank in run.skew().ranks])
+    assert costs[0] == costs[1]
