@@ -166,7 +166,7 @@ def are_barriers(timings: CollectiveTimings) -> Mask:
     return found
 
 
-def buffer_broadcast(run: RunEvidence) -> Finding | None:
+def buffer_broadcast(run: RunEvidence) -> Finding | Abstained | None:
     """Find broadcasts in forward, as torch's DDP does with the buffers of a model."""
     return _find_in_most_steps(
         run,
@@ -177,7 +177,7 @@ def buffer_broadcast(run: RunEvidence) -> Finding | None:
     )
 
 
-def barrier(run: RunEvidence) -> Finding | None:
+def barrier(run: RunEvidence) -> Finding | Abstained | None:
     """Find barriers: all ranks wait for each other and exchange nothing."""
     couples = _reduction_couples_all(run)
     return _find_in_most_steps(
@@ -203,13 +203,15 @@ def _reduction_couples_all(run: RunEvidence) -> bool:
     return True
 
 
-def repeated_reduction(run: RunEvidence) -> Finding | None:
+def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     """Find buckets that are reduced several times per step, as when gradients are accumulated without ``no_sync``.
 
     Found if most steps that reduce gradients repeat the same sequence of buckets, such as 0, 1, 2, 0, 1, 2.
     """
     gradients = run.gradients
-    if run.why_no_steps or not len(gradients):
+    if run.why_no_steps:
+        return Abstained("buckets reduced several times", run.why_no_steps)
+    if not len(gradients):
         return None
     times = np.array(
         [
@@ -253,7 +255,7 @@ def _count_turns(buckets: list[tuple[int, int]]) -> int:
 
 def _find_in_most_steps(
     run: RunEvidence, rule: str, choose: Callable[[CollectiveTimings], Mask], advice: str
-) -> Finding | None:
+) -> Finding | Abstained | None:
     """Find collectives that most steps of a rank have, if they are exposed for more than a hundredth of a typical step.
 
     The finding has no cost: ranks that do not wait for each other in these collectives would wait elsewhere.
@@ -264,6 +266,8 @@ def _find_in_most_steps(
         choose: Returns the mask of these collectives in the timings of a rank.
         advice: What to do about them.
     """
+    if run.why_no_steps:
+        return Abstained(rule, run.why_no_steps)
     if run.collectives.reason or not run.analysis.has_steps:
         return None
     # ``found`` and ``steps``: in how many of how many steps such collectives are, on the ranks that are reported.
@@ -293,6 +297,12 @@ _SIZES_BY_PROFILER = "which torch.profiler writes for NCCL with PyTorch 2.2 and 
 _SIZES_BY_NSYS = "which NCCL 2.16 and later tells, and nsys exports with --include-json=true"
 _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
 """A vote has at most this number of bytes, and each bucket is at least this many times as large."""
+
+
+def _why_no_sizes(run: RunEvidence) -> str:
+    """Return that sizes are not known, and what records them."""
+    where = _SIZES_BY_PROFILER if run.overlap.source == "kineto" else _SIZES_BY_NSYS
+    return f"the trace does not tell the sizes of collectives, {where}"
 
 
 def after_backward(run: RunEvidence) -> Finding | Abstained | None:
@@ -387,19 +397,25 @@ def last_bucket(run: RunEvidence) -> Finding | None:
     )
 
 
-def time_without_size(run: RunEvidence) -> Finding | None:
+def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
     """Find communication that bandwidth does not limit, as large messages take as long as small ones.
 
     Found if the largest messages of an operation take as long as the smallest ones, and more than a hundredth of the
     step is exposed.
     """
+    if run.why_no_steps:
+        return Abstained("time does not depend on size", run.why_no_steps)
     if run.collectives.reason or not run.analysis.has_steps:
         return None
     alike = find_alike_times(run.analysis)
     exposed = [step.exposed_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
     window = [step.window_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
-    if not alike or median_or_zero(exposed) <= WORTH * median_or_zero(window):
+    if median_or_zero(exposed) <= WORTH * median_or_zero(window):
         return None
+    if not alike:
+        sizes = np.concatenate([rank.timings.bytes for rank in run.analysis.ranks])
+        is_known = not len(sizes) or bool((sizes != UNKNOWN).any())
+        return None if is_known else Abstained("time does not depend on size", _why_no_sizes(run))
     operation = f"{alike.operation.replace('_', '-')}s"
     return Finding(
         "time does not depend on size",
@@ -537,8 +553,7 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     if not len(several):
         return None
     if np.any(several.bytes == UNKNOWN):
-        where = _SIZES_BY_PROFILER if run.overlap.source == "kineto" else _SIZES_BY_NSYS
-        return Abstained("vote on unused parameters", f"the trace does not tell the sizes of collectives, {where}")
+        return Abstained("vote on unused parameters", _why_no_sizes(run))
     # The last collective of each pass, if it is small, far smaller than the others, and launched in these phases.
     last = select(several, several.last)
     is_far_smaller = _VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)

@@ -26,6 +26,7 @@ from tests.analyze.doctor.test_gpu_rules import (
     with_another,
     with_buckets,
     with_sizes,
+    without_compute,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -36,13 +37,6 @@ BROADCAST = "ncclDevKernel_Broadcast_RING_LL(x)"
 def recorded(path: Path) -> Diagnosis:
     (run,) = load_runs([path])
     return run.doctor()
-
-
-def without_compute(trace: Trace) -> Trace:
-    """Nothing hides communication."""
-    category = trace.activities.category
-    copies = np.where(category == Category.COMPUTE, Category.MEMORY, category)
-    return replace(trace, activities=replace(trace.activities, category=copies))
 
 
 def with_graphs(trace: Trace) -> Trace:

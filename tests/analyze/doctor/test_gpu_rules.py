@@ -575,8 +575,23 @@ def test_without_steps_a_capture_is_not_taken_for_one() -> None:
     assert {one.rule for one in found.abstained if "marks no steps" in one.reason} == {
         "gradients reduced after backward", "one collective per parameter",
         "gradients ready in another order than buckets", "the last bucket is needed first", "vote on unused parameters",
-        "host synchronization in backward", "overlap without gain",
+        "host synchronization in backward", "overlap without gain", "time does not depend on size",
+        "broadcast in forward", "barrier in each step", "buckets reduced several times",
     }  # fmt: skip
+
+
+def without_compute(trace: Trace) -> Trace:
+    """Nothing hides communication."""
+    category = trace.activities.category
+    copies = np.where(category == Category.COMPUTE, Category.MEMORY, category)
+    return replace(trace, activities=replace(trace.activities, category=copies))
+
+
+def test_without_sizes_nothing_is_said_to_depend_on_them() -> None:
+    exposed = without_compute(training().trace())
+    assert "time does not depend on size" in [one.rule for one in diagnose(exposed).abstained]
+    known = diagnose(with_sizes(exposed, [8 << 20]))
+    assert "time does not depend on size" not in [one.rule for one in (*known.findings, *known.abstained)]
 
 
 def test_the_sizes_of_many_collectives_differ() -> None:
@@ -852,7 +867,8 @@ def test_where_no_launch_is_known_the_rules_about_steps_do_not_decide() -> None:
         "gradients reduced after backward", "one collective per parameter",
         "gradients ready in another order than buckets", "copies out of buckets",
         "the last bucket is needed first", "vote on unused parameters",
-        "host synchronization in backward", "overlap without gain",
+        "host synchronization in backward", "overlap without gain", "time does not depend on size",
+            "broadcast in forward", "barrier in each step", "buckets reduced several times",
     }  # fmt: skip
     (overhead,) = found.findings
     assert overhead in known.findings
