@@ -17,7 +17,7 @@ import click
 
 from ddp_prof import __version__
 from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say, say_lines
-from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, lacks_memory, printable
+from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, UsageError, lacks_memory, printable
 
 COMMANDS = {
     "capture": "ddp_prof.cli.capture",
@@ -146,7 +146,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error that a user can act on becomes one line on stderr and exit code 1.
 
-        Exit code 3 means that a requirement is not met; click itself uses 2 for wrong usage. SIGTERM and SIGHUP end a
+        Exit code 3 means that a requirement is not met; 2 is wrong usage, as for click. SIGTERM and SIGHUP end a
         command as Ctrl-C does, so that half-written files are removed. Where another program runs the command, the
         signal is for that program, too. A SIGHUP that nohup ignores stays ignored.
         """
@@ -170,7 +170,9 @@ class Commands(click.Group):
                 raise
             if not isinstance(error, ACTIONABLE) and not lacks_memory(error):
                 raise
-            raise click.ClickException(error_line(error)) from error
+            failure = click.ClickException(error_line(error))
+            failure.exit_code = UsageError.exit_code if isinstance(error, UsageError) else failure.exit_code
+            raise failure from error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

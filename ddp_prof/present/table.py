@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, overload
 
 from ddp_prof.columns import ALWAYS, Column, Row, Value
-from ddp_prof.errors import DdpProfError, printable, printable_lines
+from ddp_prof.errors import UsageError, printable, printable_lines
 from ddp_prof.present.columns import columns_of, describing
 
 if TYPE_CHECKING:
@@ -168,12 +168,12 @@ def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
     """Return the rows with the columns ``keys``, or with all columns if there are no keys.
 
     Raises:
-        DdpProfError: The table has no column of this name.
+        UsageError: The table has no column of this name.
     """
     if not keys or not rows:
         return rows
     if missing := [key for key in keys if key not in rows[0]]:
-        raise DdpProfError(f"no column '{missing[0]}' in this table: choose from {','.join(rows[0])}")
+        raise UsageError(f"no column '{missing[0]}' in this table: choose from {','.join(rows[0])}")
     return [{key: row[key] for key in keys} for row in rows]
 
 

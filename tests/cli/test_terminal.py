@@ -82,7 +82,7 @@ def test_columns_are_chosen_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> No
     asked = ["overlap", "traces/overlap.sqlite", "--columns", "overlap %, rank", "--format", "csv"]
     assert printed(asked, None, monkeypatch).splitlines()[0] == "overlap_%,rank"
     refused = run("overlap", "traces/overlap.sqlite", "--columns", "nothing")
-    assert (refused.exit_code, refused.output.startswith("Error: no column 'nothing'")) == (1, True)
+    assert (refused.exit_code, refused.output.startswith("Error: no column 'nothing'")) == (2, True)
 
 
 def test_a_real_terminal_is_asked_for_its_width() -> None:
