@@ -76,7 +76,7 @@ def mcp() -> None:
     """Answer an assistant's questions about traces, by the Model Context Protocol.
 
     A client starts it and talks to it over stdin and stdout. Its tools are commands that only read: summary, info,
-    overlap, collectives, critical, doctor, skew, kernels, compare. Needs: pip install 'mcp>=2'.
+    overlap, collectives, critical, doctor, skew, kernels, compare, whatif. Needs: pip install 'mcp>=2'.
     """
     try:
         from mcp.server.mcpserver import MCPServer

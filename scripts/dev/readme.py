@@ -103,6 +103,7 @@ JSON_COMMANDS = (
     "skew traces/overlap.sqlite",
     "kernels traces/overlap.sqlite",
     "compare traces/naive.sqlite traces/flat.sqlite",
+    "whatif traces/torch.sqlite",
     "check traces/overlap.sqlite --max-tail-ms 1000",
     "info traces/overlap.sqlite",
     "results traces/results.db",

@@ -378,3 +378,11 @@ def test_each_command_that_answers_with_tables_is_a_tool() -> None:
     declared = {name: getattr(tables, name, getattr(whatif, name, None)) for name in COMMANDS}
     commands = {name: command for name, command in declared.items() if isinstance(command, TraceCommand)}
     assert list(mcp.questions()) == [name for name, command in commands.items() if command.reads_traces]
+    help_text, skill = mcp.mcp.help or "", (ROOT / "docs" / "skill.md").read_text(encoding="utf-8")
+    told = (
+        re.search("only read: (.*?)\\.", help_text, re.DOTALL),
+        re.search("tools are the commands (.*?)\\.", skill, re.DOTALL),
+    )
+    for found in told:
+        assert found
+        assert set(re.findall(r"\w+", found[1])) - {"and"} == mcp.questions().keys()
