@@ -84,6 +84,12 @@ _OBJECTS_PER_SEARCH = 100_000
 time of a command, whose objects live to its end and are in no cycles."""
 
 
+class _WrongUsage(click.ClickException):
+    """Wrong usage that shows only with the data, such as an unknown column: one line, without the command's usage."""
+
+    exit_code = UsageError.exit_code
+
+
 class Commands(click.Group):
     """The program's group of commands. A command's module is imported on first use, so that ``--help`` is fast."""
 
@@ -170,9 +176,8 @@ class Commands(click.Group):
                 raise
             if not isinstance(error, ACTIONABLE) and not lacks_memory(error):
                 raise
-            failure = click.ClickException(error_line(error))
-            failure.exit_code = UsageError.exit_code if isinstance(error, UsageError) else failure.exit_code
-            raise failure from error
+            failure = _WrongUsage if isinstance(error, UsageError) else click.ClickException
+            raise failure(error_line(error)) from error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
