@@ -137,6 +137,12 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the named command; the error for an unknown name suggests similar names."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            if args[0] == "help":
+                known = next((word for word in args[1:] if word in COMMANDS), None)
+                raise click.UsageError(f"give --help: 'ddp-prof {known + ' ' if known else ''}--help'", ctx)
+            named = next((word for word in args[1:] if word in COMMANDS), None)
+            if named and _is_path(args[0]):
+                raise click.UsageError(f"the command comes first: 'ddp-prof {named} {printable(args[0])}'", ctx)
             alike = get_close_matches(args[0], COMMANDS)
             meant = f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"there are {', '.join(COMMANDS)}"
             neither = "" if os.path.lexists(args[0]) else ", and no file or folder of that name"

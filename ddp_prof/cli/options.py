@@ -27,6 +27,8 @@ INTERRUPTED = 130
 
 _GENERAL = frozenset({"--quiet", "--verbose", "--help", "--help-all"})
 """Options that the help lists as general."""
+_FORMS = ("table", "json", "csv", "markdown")
+"""The forms of output."""
 _RARE = frozenset({"--separate", "--one-run", "--jobs", "--scheduler", "--strict", "--no-cache"})
 """Options that only --help-all shows."""
 _SHOWS_ALL = "ddp_prof.help_all"
@@ -63,6 +65,16 @@ class TraceCommand(click.Command):
             params = [_TRACES, *params, *_READING_OPTIONS, _HELP_ALL]
         super().__init__(name, params=params, epilog=f"Example: ddp-prof {name} {example}", **attributes)
         self.reads_traces, self.prints_tables, self.answer = reads_traces, prints_tables, answer
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; a form of output that is given as an option leads to ``--format``."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            form = error.option_name.lstrip("-")
+            if not self.prints_tables or form not in _FORMS:
+                raise
+            raise click.NoSuchOption(error.option_name, possibilities=[f"--format {form}"], ctx=ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Replace the values of the common options by ``load`` and ``output``, and call the function."""
@@ -187,6 +199,8 @@ def _check_regular_expression(_context: click.Context, _parameter: click.Paramet
     """Return the value of an option, or raise an error if a pattern in it is no regular expression."""
     try:
         for pattern in (value,) if isinstance(value, str) else value or ():
+            if not pattern:
+                raise click.BadParameter("an empty pattern fits every name: leave the option out, or give a name")
             re.compile(pattern)
     except re.error as error:
         raise click.BadParameter(f"not a regular expression: {error}") from error
@@ -224,18 +238,29 @@ def _parse_columns(_context: click.Context, _parameter: click.Parameter, text: s
     return tuple("_".join(key.split()) for key in (text or "").split(",") if key.strip())
 
 
+class _TracePath(click.Path):
+    """The path of a trace, or ``-`` for stdin; not an empty one, as of a variable of the shell that is not set."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail(
+                "an empty name: is a variable of the shell not set? give the trace, or . for this folder", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
 _TRACES = click.Argument(
     ["traces"],
     metavar="TRACE...",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=_TracePath(path_type=Path, allow_dash=True),
     callback=_read_stdin,
 )
 _TABLE_OPTIONS = (
     click.Option(
         ["--format", "form"],
-        type=click.Choice(["table", "json", "csv", "markdown"]),
+        type=click.Choice(_FORMS),
         default="table",
         show_default=True,
         help="Form of the output.",

@@ -34,7 +34,26 @@ def test_a_command_that_does_not_exist_names_those_written_alike() -> None:
 
 def test_a_trace_before_its_command_is_not_said_to_be_missing(trace: Path) -> None:
     said = run(trace, "overlap").stderr
-    assert f"no such command '{trace}': " in said
+    assert f"the command comes first: 'ddp-prof overlap {trace}'" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["help"], "give --help: 'ddp-prof --help'"),
+        (["help", "overlap"], "give --help: 'ddp-prof overlap --help'"),
+        (["overlap", "@", "--json"], "No such option '--json'. Did you mean '--format json'?"),
+        (["doctor", "@", "--csv"], "No such option '--csv'. Did you mean '--format csv'?"),
+        (["timeline", "@", "--csv"], "No such option '--csv'."),  # it prints no table
+        (["overlap", ""], "an empty name: is a variable of the shell not set?"),  # the current folder was read
+        (["overlap", "@", "--step-range", ""], "an empty pattern fits every name"),  # each range was a step
+        (["overlap", "@", "--comm-pattern", ""], "an empty pattern fits every name"),
+    ],
+)
+def test_what_is_often_tried_leads_to_what_there_is(words: list[str], said: str, trace: Path) -> None:
+    result = run(*[str(trace) if word == "@" else word for word in words])
+    assert result.exit_code == 2
+    assert said in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
