@@ -69,8 +69,13 @@ def without_launches(trace: Trace) -> Trace:
     return replace(trace, shape_id=None, registers=None, call_details=None)
 
 
-def _find(kept: CacheFolder, path: Path, state: dict[str, Any], options: ReadOptions) -> Trace | None:
-    """Return the trace from the cache; ``None`` if it is not there for this state of its files and these options."""
+def _find(
+    kept: CacheFolder, path: Path, state: dict[str, Any], options: ReadOptions, *, is_new: bool = False
+) -> Trace | None:
+    """Return the trace from the cache; ``None`` if it is not there for this state of its files and these options.
+
+    ``is_new``: see :func:`~ddp_prof.ingest.store.read_trace`.
+    """
     from ddp_prof.ingest.store import read_trace
 
     key = _key(path, state, options)
@@ -78,7 +83,7 @@ def _find(kept: CacheFolder, path: Path, state: dict[str, Any], options: ReadOpt
     if not kept.has(place):
         return None
     started = time.perf_counter()
-    trace = read_trace(place, key, path, load_manifest(manifest_path(path)))
+    trace = read_trace(place, key, path, load_manifest(manifest_path(path)), is_new=is_new)
     if trace:
         mark_used(place)
         seconds = time.perf_counter() - started
@@ -99,7 +104,7 @@ def _keep(kept: CacheFolder, trace: Trace, path: Path, state: dict[str, Any], op
     place = _place(kept, key)
     if not kept.keep(place, stored_bytes(trace), lambda target: write_trace(trace, target, key)):
         return None
-    return _find(kept, path, state, options)
+    return _find(kept, path, state, options, is_new=True)
 
 
 def _place(kept: CacheFolder, key: dict[str, Any]) -> Path:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest import ReadOptions, cache_folder, cached, load
+from ddp_prof.ingest import ReadOptions, cache_folder, cached, load, store
 from ddp_prof.ingest.cache_folder import CacheFolder, find_cache_folder
 from ddp_prof.ingest.load import READERS, load_trace
 from ddp_prof.ingest.store import read_trace, stored_bytes, write_trace
@@ -149,6 +149,17 @@ class TestStore:
         assert not column.flags.writeable
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
         assert str(kept(folder)[0]) in mapped
+
+    def test_what_was_just_written_is_not_read_to_be_checked(
+        self, trace: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would come into memory beside what was written; another command checks it."""
+        checked, check = list[int](), store._check
+        monkeypatch.setattr(store, "_check", lambda values: checked.append(len(values)) or check(values))
+        load_trace(trace)
+        written = checked.copy()
+        load_trace(trace)
+        assert checked == written * 2
 
     def test_a_column_of_one_value_stays_one_value(self, trace: Path, folder: Path) -> None:
         assert load_trace(trace).calls.process.strides == (0,)
