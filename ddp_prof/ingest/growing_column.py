@@ -22,6 +22,8 @@ MOST_ROWS_IN_MEMORY = 1 << 22
 """A column with more rows goes to a file, if there is room."""
 LEAST_FREE_BYTES = 1 << 31
 """A disk with less free space is not written to: other programs may need it."""
+_FEW_ROWS = 1 << 16
+"""A column with more rows gets room for all rows that may be in memory; room takes no memory until it is used."""
 _CHUNK_ROWS = 1 << 18
 """Number of rows that are reordered at once."""
 
@@ -51,8 +53,11 @@ class GrowingColumn:
             self._begin_file()
         end = self.rows + len(values)
         if self._file is None or not self._write(np.ascontiguousarray(values, np.int64)):
-            if end > len(self._memory):  # twice as much, so that a row is copied once on average
-                larger = np.empty(max(end, 2 * len(self._memory)), np.int64)
+            if end > len(self._memory):
+                # Twice as much; or at once as much as memory may hold, so that a long column is hardly copied.
+                room = 2 * len(self._memory)
+                room = max(room, MOST_ROWS_IN_MEMORY) if end > _FEW_ROWS else room
+                larger = np.empty(max(end, room), np.int64)
                 larger[: self.rows] = self._memory[: self.rows]
                 self._memory = larger
             self._memory[self.rows : end] = values

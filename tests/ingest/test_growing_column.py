@@ -36,6 +36,7 @@ BATCHES = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_s
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing_column, "MOST_ROWS_IN_MEMORY", 4)
     monkeypatch.setattr(growing_column, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(growing_column, "_FEW_ROWS", 2)
 
 
 def grow(batches: list[list[int]]) -> GrowingColumn:
