@@ -9,7 +9,7 @@ import pickle
 import re
 import shutil
 import zlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from ddp_prof.ingest import cache_folder, cached
 from ddp_prof.ingest.cache_folder import CacheFolder
+from ddp_prof.present.html.timeline_page import TimelineContent
 from ddp_prof.runs import kept as kept_module
 from ddp_prof.runs import report, timelines
 from ddp_prof.runs import run as run_module
@@ -351,3 +352,23 @@ def test_compiled_code_does_not_count(tmp_path: Path, monkeypatch: pytest.Monkey
     version = cached.code_version.__wrapped__(("analyze/**/*.py*",))
     (tmp_path / "analyze" / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"compiled now")
     assert cached.code_version.__wrapped__(("analyze/**/*.py*",)) == version
+
+
+def test_what_others_wrote_into_a_kept_timeline_is_no_markup(
+    trace: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = '</script><img src="x">'
+
+    def write(key: Any, result: Any, target: Path) -> None:
+        if isinstance(result, TimelineContent):
+            texts = dict.fromkeys(("title", "headline", "data"), ending)
+            result = replace(result, **texts, explanation=((ending, ending),), boxes={"boxes": ending.encode()})
+        kept_write(key, result, target)
+
+    kept_write = kept_module._write
+    monkeypatch.setattr(kept_module, "_write", write)
+    for _ in range(2):
+        assert run("timeline", trace, "-o", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert ending not in page
+    assert page.count("img src=") >= 4, "the texts are there, escaped"

@@ -136,7 +136,16 @@ def trusted_markup(ours: str) -> Markup:
 
 def json_in_page(data: Any) -> Markup:
     """Return data as JSON that cannot end its HTML element, because it has no ``<`` and ``>``."""
-    text = json.dumps(data, default=pack_array, ensure_ascii=False, separators=(",", ":"))
+    return escape_json(json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """Return data as JSON without spaces; it is no markup yet."""
+    return json.dumps(data, default=pack_array, ensure_ascii=False, separators=(",", ":"))
+
+
+def escape_json(text: str) -> Markup:
+    """Return JSON as markup: without ``<`` and ``>``, which occur only in its texts."""
     return trusted_markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
 
 

@@ -16,7 +16,7 @@ from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
-from ddp_prof.present.html.page import asset, json_in_page, trusted_markup, write_page
+from ddp_prof.present.html.page import asset, escape_json, json_text, trusted_markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline import encoding, figure
 from ddp_prof.present.timeline.encoding import PackedBoxes, PlacedLane, Titles
@@ -68,13 +68,13 @@ def make_content(model: Timeline) -> TimelineContent:
         folded = encoding.pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
         boxes["folded"] = pool.submit(folded.compressed)
         opening = _opening(model, placed, titles)
-        data = json_in_page(_page_data(model, placed, shown, folded, opening, titles))
+        data = json_text(_page_data(model, placed, shown, folded, opening, titles))
     return TimelineContent(
         title=figure.headline(model),
         name=model.panels[0].title,
         headline=figure.page_headline(model),
         explanation=figure.explanation(model),
-        data=str(data),
+        data=data,
         boxes={name: compressed.result() for name, compressed in boxes.items()},
         opening=opening.compressed() if opening else b"",
     )
@@ -94,7 +94,7 @@ def write_timeline_page(
     values = {
         "headline": content.headline,
         "explanation": content.explanation,
-        "data": trusted_markup(content.data),
+        "data": escape_json(content.data),  # it may come from a file of the cache, which anybody may have written
         "payloads": {name: _in_base64(compressed) for name, compressed in content.boxes.items()},
         "opening": _in_base64(content.opening),
     }
