@@ -88,6 +88,11 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     return type(table)(**columns)
 
 
+def rows_of(chosen: Mask) -> Ints | slice:
+    """Return the numbers of the chosen rows; if all are chosen, a slice of all, with which indexing copies nothing."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
 def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
     """Return the column's value at each of the rows; ``missing`` where the row is ``UNKNOWN``."""
     if not len(column):

@@ -22,7 +22,7 @@ from ddp_prof.manifest import Manifest
 # Users of traces also need these names of tables.
 from ddp_prof.table import NO_TIME as NO_TIME
 from ddp_prof.table import UNKNOWN as UNKNOWN
-from ddp_prof.table import Brief
+from ddp_prof.table import Brief, rows_of
 from ddp_prof.table import Ints as Ints
 from ddp_prof.table import Mask as Mask
 from ddp_prof.table import Table as Table
@@ -388,7 +388,7 @@ def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
     """
     row, is_one_of_several = np.full(len(activities), UNKNOWN, np.int64), np.zeros(len(activities), np.bool_)
     for process in distinct(activities.process):
-        asked, offered = _rows(activities.process == process), _rows(calls.process == process)
+        asked, offered = rows_of(activities.process == process), rows_of(calls.process == process)
         keys, wanted = calls.correlation[offered], activities.correlation[asked]
         if not len(keys):
             continue
@@ -404,11 +404,6 @@ def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
         # Positions among the process's calls become rows of all calls. UNKNOWN is -1: it selects the appended UNKNOWN.
         row[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
     return row, is_one_of_several & (row != UNKNOWN)
-
-
-def _rows(chosen: Mask) -> Ints | slice:
-    """Return the numbers of the chosen rows; if all are chosen, a slice of all, with which indexing copies nothing."""
-    return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_ns: Ints) -> tuple[Ints, Mask]:

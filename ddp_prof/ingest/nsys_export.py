@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, r
 from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
-from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, select
+from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, rows_of, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -110,12 +110,56 @@ def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
 def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -> Trace:
     """Read the tables of an export, build the trace, check it, and complete it."""
     _require_export(file)
+    strings = read_strings(file)
+    # Columns of the file that the trace does not share end with _build, so that completing it needs no more memory.
+    trace, beside = _build(file, strings, manifest, options)
+    trace = replace(trace, is_launch=enrich.find_launches(trace.calls, beside.kinds))
+    trace = enrich.mark_peer_copies(trace, beside.kinds, beside.within_one)
+    # Copies become communication before collectives get their metadata. None of these functions adds or removes
+    # activities or calls, so the join of activities with their launching calls stays valid.
+    trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
+    trace = enrich.cut_overlong_activities(trace)
+    trace = enrich.doubt_ranks(enrich.name_ranks(trace))
+    trace = collectives.mark_copies_that_communicate(trace, beside.within_device)
+    trace = infer_waits(trace, beside.events)
+    if beside.has_payloads:
+        trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))
+    trace = collectives.name_operations(trace)
+    return enrich.add_launch_shapes(trace, beside.launches) if options.with_launches else trace
+
+
+class _Beside(NamedTuple):
+    """What completing a trace needs beside it.
+
+    Attributes:
+        kinds: The :class:`.CallKind` of each call.
+        within_device: Which activities are, or may be, copies within one device.
+        within_one: Which activities are known to copy within one device.
+        events: See :attr:`.Found.events`.
+        has_payloads: Whether ranges have payloads.
+        launches: The columns that :func:`.add_launch_shapes` takes; empty if they were not read.
+    """
+
+    kinds: Ints
+    within_device: Mask
+    within_one: Mask
+    events: Ints | None
+    has_payloads: bool
+    launches: list[Ints]
+
+
+def _build(
+    file: ExportTables, strings: Mapping[int, str], manifest: Manifest | None, options: ReadOptions
+) -> tuple[Trace, _Beside]:
+    """Read the tables of an export; return a trace of them that is still to be completed, and what that needs.
+
+    ``strings`` are the strings of the export by id.
+    """
     # The tables are read in parallel: SQLite and Arrow work outside Python's lock.
     call_columns = file.start(_call_columns, file)
     activity_columns = file.start(_activity_columns, file, options.with_launches)
     range_rows = file.start(_range_rows, file)
     synchronization_rows = file.start(read_rows, file)
-    strings = read_strings(file)
     # The columns of the ranges are deleted as soon as they are used, to free their memory.
     names = NameTable()
     ranges, texts = range_rows.result()
@@ -173,23 +217,16 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
         recorder=_recorder(file.path, manifest),
         **{**facts, **({"epoch_ns": 0} if is_utc else {})},
     )
-    kinds = _kinds_of_calls(calls[CALL_NAME], strings)[has_start["calls"]]
-    trace = replace(trace, is_launch=enrich.find_launches(trace.calls, kinds))
-    trace = enrich.mark_peer_copies(trace, kinds, within_one[has_start["activities"]])
-    # Copies become communication before collectives get their metadata. None of these functions adds or removes
-    # activities or calls, so the join of activities with their launching calls stays valid.
-    trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
-    trace = enrich.cut_overlong_activities(trace)
-    trace = enrich.doubt_ranks(enrich.name_ranks(trace))
-    trace = collectives.mark_copies_that_communicate(trace, within_device[has_start["activities"]])
-    trace = infer_waits(trace, waits.events)
-    if has_payloads:
-        trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))
-    trace = collectives.name_operations(trace)
-    if not options.with_launches:
-        return trace
-    has_kernel_start = has_start["activities"][: len(launches[enrich.REGISTERS])]
-    return enrich.add_launch_shapes(trace, [column[has_kernel_start] for column in launches.values()])
+    kernels = rows_of(has_start["activities"][: len(next(iter(launches.values()), ()))])
+    beside = _Beside(
+        kinds=_kinds_of_calls(calls[CALL_NAME], strings)[has_start["calls"]],
+        within_device=within_device[has_start["activities"]],
+        within_one=within_one[has_start["activities"]],
+        events=waits.events,
+        has_payloads=has_payloads,
+        launches=[column[kernels] for column in launches.values()],
+    )
+    return trace, beside
 
 
 def _recorder(path: Path, manifest: Manifest | None) -> str | None:
