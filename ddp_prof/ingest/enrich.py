@@ -241,19 +241,20 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     found = []
     _, stream = distinct_rows(activities.process, activities.device, activities.lane)
     order = np.lexsort((activities.start_ns, stream))
-    start_ns, lane, number = activities.start_ns[order], stream[order], activities.correlation[order]
-    ends_ns = end_ns[order]
+    lane, ends_ns = stream[order], end_ns[order]
+    start_ns, number = activities.start_ns, activities.correlation
     # A shorter end may make the end of an earlier activity impossible, so this repeats until nothing is found.
     for _ in range(len(order)):
-        two = lane[2:] == lane[:-2]  # of each activity but the last two: whether it is cut
+        # The few activities that end after the one after the next; then those of them that also pass the other tests.
+        rows = np.flatnonzero((ends_ns[:-2] - ends_ns[2:] > _ROUNDING_NS) & (lane[2:] == lane[:-2]))
+        rows = rows[ends_ns[rows] - ends_ns[rows + 1] > _ROUNDING_NS]
         for at in (1, 2):
-            after = slice(at, len(order) - 2 + at)  # the activity that comes next, or after the next
-            two &= (start_ns[after] > start_ns[:-2]) & (ends_ns[:-2] - ends_ns[after] > _ROUNDING_NS)
-            two &= (number[after] != number[:-2]) | (number[:-2] == UNKNOWN)
-        rows = np.flatnonzero(two)
+            own, after = order[rows], order[rows + at]
+            others = (number[after] != number[own]) | (number[own] == UNKNOWN)
+            rows = rows[(start_ns[after] > start_ns[own]) & others]
         if not len(rows):
             break
-        ends_ns[rows] = start_ns[rows + 1]
+        ends_ns[rows] = start_ns[order[rows + 1]]
         found.append(order[rows])
     if not found:
         return trace
