@@ -57,7 +57,7 @@ from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
-from ddp_prof.table import Brief, begins_run
+from ddp_prof.table import Brief, begins_run, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
     NO_TIME,
@@ -206,14 +206,14 @@ class RankEvents(Brief):
         alone = np.flatnonzero(step == UNKNOWN)
         alone = alone[take_or_unknown(self.trace.launching_calls, events.activity[alone]) == UNKNOWN]
         step[alone] = np.searchsorted(steps.start_ns, events.start_ns[alone], side="right") - 1
-        rows = np.flatnonzero((step != UNKNOWN) & (events.activity != UNKNOWN))
+        rows = rows_of((step != UNKNOWN) & (events.activity != UNKNOWN))
         start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
         # The fields of Lead, by step: work_ns, outside_ns, held_ns; by gap between two steps: between_ns.
         work_ns = sum_by_group(end - start, step, len(steps))
         within_ns = np.maximum(0, np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step]))
         outside_ns = work_ns - sum_by_group(within_ns, step, len(steps))
         every = self.including_warmup.events
-        on_device = every.activity != UNKNOWN
+        on_device = rows_of(every.activity != UNKNOWN)
         held_ns = covered_by_each(every.start_ns[on_device], every.end_ns[on_device], steps.start_ns, steps.end_ns)
         next_ns = np.append(steps.start_ns[1:], NO_TIME)
         is_apart = np.flatnonzero(self.is_followed & (next_ns > steps.end_ns))

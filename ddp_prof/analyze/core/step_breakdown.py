@@ -237,19 +237,21 @@ def covered_by_each(start_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -
     if not len(start_ns) or not len(low_ns):
         return np.zeros(len(low_ns), np.int64)
     first = min(int(start_ns.min()), int(low_ns.min()))
-    starts, ends = np.sort(start_ns - first), np.sort(end_ns - first)
-    sums = [np.concatenate([[0], np.cumsum(times)]) for times in (starts, ends)]
+    borders = np.stack([high_ns, low_ns]) - first
 
-    def before(at: Ints) -> Ints:
-        """Return the sum of the durations before each time.
-
-        A row that began adds the time since its start; a row that ended takes the time since its end away again.
-        """
-        began, ended = (np.searchsorted(times, at) for times in (starts, ends))
-        found: Ints = (began * at - sums[0][began]) - (ended * at - sums[1][ended])
+    def since(time_ns: Ints) -> Ints:
+        """Return the sum of the times from each of ``time_ns`` to each border, where the border comes later."""
+        times = time_ns - first
+        times.sort()
+        earlier = np.searchsorted(times, borders)
+        sums = np.cumsum(times, out=times)  # the times are as many as events, so they are held once
+        found: Ints = earlier * borders - np.where(earlier > 0, sums[earlier - 1], 0)
         return found
 
-    return before(high_ns - first) - before(low_ns - first)
+    # Before a border, a row that began adds the time since its start; one that ended takes that since its end away.
+    before_high, before_low = since(start_ns) - since(end_ns)
+    covered: Ints = before_high - before_low
+    return covered
 
 
 def measure_step_times(
