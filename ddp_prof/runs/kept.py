@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,6 @@ from ddp_prof.ingest.trace_files import file_state
 from ddp_prof.runs.pickles import read_result, write_result
 
 _MEASURING = (*READERS, "analyze/**/*.py*", "runs/report.py*", "runs/run.py*")
-PAGE, PICTURE = "timeline", "timeline picture"
-"""Results that are drawn: what the page of a timeline shows, and the picture of a part of it."""
 _DRAWING = (*_MEASURING, "present/**/*.py*", "runs/timelines.py*")
 _LONGEST_KEY = 1 << 20
 _DAMAGED = (
@@ -42,6 +40,7 @@ class KeptResults:
         folder: The cache.
         asked: What results depend on apart from the files and the code: options. JSON can hold it.
         asked_of: By the name of an analysis, further options that only its result depends on.
+        drawn: The names of results that are drawn, and so depend on the code that draws, too.
         state: State of the trace's files before they are read, by which a change is noticed.
     """
 
@@ -49,6 +48,7 @@ class KeptResults:
     folder: CacheFolder
     asked: Mapping[str, Any]
     asked_of: Mapping[str, Mapping[str, Any]]
+    drawn: Collection[str]
     state: dict[str, Any] = field(repr=False)
 
     def find(self, measure: str) -> Any:
@@ -80,7 +80,7 @@ class KeptResults:
         """Return all that the result of a measure depends on; a stored result is valid only for an equal key."""
         import numpy as np
 
-        code = [code_version(_DRAWING if measure in (PAGE, PICTURE) else _MEASURING), np.__version__]
+        code = [code_version(_DRAWING if measure in self.drawn else _MEASURING), np.__version__]
         of = {"path": os.path.abspath(self.file), "measure": measure, **self._asked_for(measure)}  # noqa: PTH100
         return {**of, "files": self.state, "code": code}
 
@@ -94,16 +94,20 @@ class KeptResults:
 
 
 def kept_results(
-    file: Path, options: ReadOptions, asked: Mapping[str, Any], asked_of: Mapping[str, Mapping[str, Any]]
+    file: Path,
+    options: ReadOptions,
+    asked: Mapping[str, Any],
+    asked_of: Mapping[str, Mapping[str, Any]],
+    drawn: Collection[str],
 ) -> KeptResults | None:
     """Return access to the results in the cache for a trace; ``None`` if the cache keeps nothing of this trace.
 
-    ``asked`` and ``asked_of``: see :class:`KeptResults`.
+    ``asked``, ``asked_of`` and ``drawn``: see :class:`KeptResults`.
     """
     # Through JSON and back, so that it equals what is read from a file: tuples become lists.
     folder = cache_for(file, options)
     asked, asked_of = json.loads(json.dumps([asked, asked_of]))
-    return KeptResults(file, folder, asked, asked_of, file_state(file)) if folder else None
+    return KeptResults(file, folder, asked, asked_of, drawn, file_state(file)) if folder else None
 
 
 def read_key_of_result(place: Path) -> dict[str, Any] | None:

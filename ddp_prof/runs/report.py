@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.bounded_file import free_memory
 from ddp_prof.errors import naming_limits, printable
 from ddp_prof.ingest import ReadOptions
-from ddp_prof.runs.kept import PAGE, PICTURE, KeptResults, kept_results
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.quality import Diagnostics
+    from ddp_prof.runs.kept import KeptResults
     from ddp_prof.trace import Trace
 
 
@@ -112,12 +112,16 @@ def measure_report(
 
 def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
     """Return access to the results in the cache for a report and these options; ``None`` if the cache keeps nothing."""
+    from ddp_prof.runs.kept import kept_results
+
     asked, *asked_of = (
         {name: getattr(options, name) for name in names} for names in (_DEPENDED_ON, *_ALSO_DEPENDED_ON.values())
     )
-    return kept_results(file, options, asked, dict(zip(_ALSO_DEPENDED_ON, asked_of, strict=True)))
+    return kept_results(file, options, asked, dict(zip(_ALSO_DEPENDED_ON, asked_of, strict=True)), (PAGE, PICTURE))
 
 
+PAGE, PICTURE = "timeline", "timeline picture"
+"""Results that are drawn: what the page of a timeline shows, and the picture of a part of it."""
 _DEPENDED_ON = ("comm_patterns", "step_range", "backward_range")
 """The options that a result depends on. ``with_launches`` is none: what it reads only serves to measure kernels, and to
 draw them."""

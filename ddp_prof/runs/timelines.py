@@ -14,7 +14,8 @@ from ddp_prof.present.html.timeline_page import TimelineContent, make_content
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.runs.kept import PAGE, PICTURE, KeptResults
+from ddp_prof.runs.kept import KeptResults
+from ddp_prof.runs.report import PAGE, PICTURE
 from ddp_prof.runs.run import Run
 
 

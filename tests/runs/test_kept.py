@@ -151,7 +151,7 @@ def test_a_timeline_is_laid_out_once_for_all_its_pages(
     assert pages[0] == pages[1]
     data = re.compile(rb'<script type="application/[^>]*>.*?</script>', re.DOTALL)
     assert data.findall(pages[0]["known.html"]) == data.findall(page.read_bytes())
-    assert measures_of(folder) >= {kept_module.PAGE, kept_module.PICTURE}
+    assert measures_of(folder) >= {report.PAGE, report.PICTURE}
 
 
 def test_some_steps_are_laid_out_each_time_and_leave_what_is_kept(
@@ -210,7 +210,7 @@ def test_a_writer_that_is_killed_leaves_no_timeline(
 
     def killed(key: Any, result: Any, target: Path) -> None:
         write(key, result, target)
-        if key["measure"] == kept_module.PAGE:
+        if key["measure"] == report.PAGE:
             target.write_bytes(target.read_bytes()[:-100])
             os._exit(9)
 
@@ -224,7 +224,7 @@ def test_a_writer_that_is_killed_leaves_no_timeline(
     assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == 9
     monkeypatch.setattr(kept_module, "_write", write)
     assert "overlap" in measures_of(folder)
-    assert kept_module.PAGE not in measures_of(folder)
+    assert report.PAGE not in measures_of(folder)
     for _ in range(2):
         run("timeline", trace, "-o", page)
         assert page.read_bytes() == right
