@@ -15,6 +15,8 @@ _MOST_FLAGS = 1 << 20
 """Values that span less than this are numbered by a table of flags and not by sorting; see :func:`_codes`."""
 _MOST_FLAGS_PER_ROW = 16
 """With more flags than this for each row, the table takes longer than sorting."""
+_FIRST_PART = 1 << 14
+"""Rows that are looked at first when the first rows of few values are looked for."""
 UNKNOWN = -1
 """Stands in a column where there is no value (no correlation, no name, size not known)."""
 NO_TIME = -(2**62)
@@ -154,24 +156,40 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """
     # ``which`` is the number of the combination of the columns so far, below ``values``. For each further column it is
     # combined with the number of the column's value, below ``more``. Numbers without gaps are made only when needed.
-    which, values = np.zeros(len(columns[0]), np.int64), 1
+    which: Ints | None = None
+    values = 1
     for column in columns:
         low, high = _range(column)
         if low == high:  # a column of one value distinguishes no rows
             continue
         codes, more = _codes(column, low, high)
-        if values > 1:
+        if which is not None:
             if values * more > _MOST_FLAGS:
                 which, values = _compact(which, values)
             codes += which * more
             codes, more = _codes(codes, 0, values * more - 1)
         which, values = codes, more
-    if values == 1:  # all rows are equal
-        return np.zeros(min(1, len(which)), np.int64), which
+    if which is None:  # all rows are equal
+        return np.zeros(min(1, len(columns[0])), np.int64), np.zeros(len(columns[0]), np.int64)
     which, values = _compact(which, values)
-    first = np.zeros(values, np.int64)
-    first[which[::-1]] = np.arange(len(which))[::-1]  # a combination's first row is written last
-    return first, which
+    return _first_rows(which, values), which
+
+
+def _first_rows(which: Ints, values: int) -> Ints:
+    """Return the first row of each of the numbers from 0 to ``values - 1``, all of which occur.
+
+    If there are few, most occur in the first rows: ever larger parts of the rows are looked at until all are found.
+    """
+    first = np.full(values, UNKNOWN, np.int64)
+    begin, size = 0, _FIRST_PART if values < _FIRST_PART else len(which)
+    while begin < len(which):
+        part, found = which[begin : begin + size], np.full(values, UNKNOWN, np.int64)
+        found[part[::-1]] = np.arange(begin, begin + len(part))[::-1]  # a number's first row is written last
+        first = np.where(first == UNKNOWN, found, first)
+        if first.min() != UNKNOWN:
+            break
+        begin, size = begin + size, 2 * size
+    return first
 
 
 def _range(column: Ints) -> tuple[int, int]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_prof import table
 from ddp_prof.table import UNKNOWN, begins_run, distinct_rows, is_among, positions
 
 VALUES = st.integers(-3, 3) | st.sampled_from((-(2**62), 2**21, 2**62))
 ROWS = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=20))
 
 
-@given(ROWS)
-def test_distinct_rows_are_the_first_of_each_combination(rows: list[tuple[int, ...]]) -> None:
-    first, which = distinct_rows(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+@given(ROWS, st.sampled_from([1, 2, 4, 1 << 14]))
+def test_distinct_rows_are_the_first_of_each_combination(rows: list[tuple[int, ...]], first_part: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "_FIRST_PART", first_part)
+        first, which = distinct_rows(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
     assert sorted(first.tolist()) == [at for at, row in enumerate(rows) if row not in rows[:at]]
     assert [rows[first[combination]] for combination in which.tolist()] == rows
 
