@@ -13,6 +13,7 @@ from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
+from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
@@ -20,7 +21,7 @@ from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
 from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.critical.what_if import WhatIf
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -102,7 +103,8 @@ class RankFacts:
             the last launch of a collective of this pass.
         sync_ns: The sum of the lengths of these waits.
         bare_ns: The part of the step in which the stream with most compute does nothing, not even communicate.
-            Launching earlier cannot make the step shorter by more than that.
+        unfed_ns: The same without the time before work that had been launched long before. Launching earlier cannot
+            make the step shorter by more than that.
         copies_ns: How long copies ran on the stream with most compute, in the steps whose length is known; if none is,
             in the windows of all steps.
         copy_launches_ns: Upper limit of the time in which the host launched these copies: the time since the launch
@@ -127,6 +129,7 @@ class RankFacts:
     syncs: Ints
     sync_ns: Ints
     bare_ns: tuple[int, ...]
+    unfed_ns: tuple[int, ...]
     copies_ns: tuple[int, ...]
     copy_launches_ns: tuple[int, ...]
     knows_syncs: bool
@@ -363,7 +366,9 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     """Measure the facts of a rank that the doctor's rules need and no other analysis has."""
     syncs, sync_ns = _syncs_in_backward(rank)
     serialized, could_begin = _count_serialized(rank)
-    busy_ns, length_ns = _compute_stream_ns(rank, np.ones(len(rank.events), np.bool_))
+    every = np.ones(len(rank.events), np.bool_)
+    busy_ns, length_ns = _compute_stream_ns(rank, every)
+    fed_ns, _ = _compute_stream_ns(rank, every, with_held_gaps=True)
     is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
     # ``named``: the time of each step on the host that phases, inferred backward or communication cover.
     named = np.zeros(len(rank.steps), np.int64)
@@ -390,6 +395,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         syncs=syncs,
         sync_ns=sync_ns,
         bare_ns=tuple((length_ns - busy_ns).tolist()),
+        unfed_ns=tuple((length_ns - fed_ns).tolist()),
         copies_ns=tuple(_compute_stream_ns(rank, is_copy)[0].tolist()),
         copy_launches_ns=tuple(_launches_ns(rank, is_copy & (rank.events.lane == rank.compute_stream)).tolist()),
         knows_syncs=_knows_syncs(rank),
@@ -452,18 +458,40 @@ def _between_steps_ns(rank: RankEvents) -> list[int]:
     return between
 
 
-def _compute_stream_ns(rank: RankEvents, chosen: Mask) -> tuple[Ints, Ints]:
+def _compute_stream_ns(rank: RankEvents, chosen: Mask, *, with_held_gaps: bool = False) -> tuple[Ints, Ints]:
     """Return how long the stream with most compute was busy with the chosen events, and the lengths of the steps.
 
-    Both results have an element for each step whose length is known or, if none is, for the window of each step.
+    Both results have an element for each step whose length is known or, if none is, for the window of each step. If
+    ``with_held_gaps``, the stream also counts as busy in the gaps of :func:`_held_gaps`.
     """
     events, times = rank.events, select(rank.step_times, rank.step_times.is_known)
     start_ns, length_ns = times.start_ns, times.length_ns
     if not len(times):
         start_ns, length_ns = rank.breakdown.start_ns, rank.breakdown.window_ns
-    rows = chosen & (events.lane == rank.compute_stream)
+    rows = np.flatnonzero(chosen & (events.lane == rank.compute_stream))
     busy = union(events.start_ns[rows], events.end_ns[rows])
+    if with_held_gaps:
+        busy |= _held_gaps(busy, select(events, rows))
     return busy.covered_ns(start_ns, start_ns + length_ns), length_ns
+
+
+LAUNCHED_AHEAD_NS = 50_000
+"""Work that was launched so long before its stream became idle did not wait for its launch; no launch takes so long."""
+
+
+def _held_gaps(busy: Intervals, events: Events) -> Intervals:
+    """Return when a stream was idle although its next work had been launched long before it became idle.
+
+    ``busy`` is when the stream was not idle, ``events`` are its events.
+    """
+    launch_ns = np.full(len(busy), NO_TIME)  # the latest launch among the events with which each busy stretch begins
+    first = np.searchsorted(busy.start_ns, events.start_ns)
+    begins = np.flatnonzero(take_or_unknown(busy.start_ns, np.minimum(first, len(busy) - 1)) == events.start_ns)
+    unknown = np.where(events.launch_ns == NO_TIME, np.iinfo(np.int64).max, events.launch_ns)
+    np.maximum.at(launch_ns, first[begins], unknown[begins])
+    idle_from, idle_to = busy.end_ns[:-1], busy.start_ns[1:]
+    is_held = launch_ns[1:] < idle_from - LAUNCHED_AHEAD_NS
+    return union(idle_from[is_held], idle_to[is_held])
 
 
 def _launches_ns(rank: RankEvents, chosen: Mask) -> Ints:

@@ -148,7 +148,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     - if nothing runs between steps for at least a quarter of the time from step to step;
     - on a CPU, if the time outside of phases and communication is at least a quarter of the median step;
     - if the host and its launches take at least a quarter of the median step on its critical path, and the compute
-      stream has nothing to do for as long;
+      stream has nothing to do for as long, time before work that had been launched long before aside;
     - where the critical path is not known, if the device is idle for at least a quarter of the median step before its
       next work is launched.
     """
@@ -159,10 +159,10 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     if run.critical.reason:
         return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
-    bare = {rank.name: median_or_zero(one.bare_ns) for rank, one in zip(run.analysis.ranks, run.facts, strict=True)}
+    unfed = {rank.name: median_or_zero(one.unfed_ns) for rank, one in zip(run.analysis.ranks, run.facts, strict=True)}
     # For each step: its critical path, for how long the host delayed it, and its length.
     late = [
-        (path, min(path.host_delay_ns, bare[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.path_ns)
+        (path, min(path.host_delay_ns, unfed[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.path_ns)
         for path in run.critical.steps
     ]
     shares = sorted(ns / step_ns for _, ns, step_ns in late)

@@ -440,6 +440,26 @@ def test_a_host_that_never_waits_costs_at_most_what_the_device_does_not_compute(
     assert found == [5 * MS + 2] * is_named
 
 
+@pytest.mark.parametrize(("launched", "is_named"), [(2 * MS, False), (7 * MS, True)])
+def test_a_device_that_waits_although_its_work_was_launched_does_not_wait_for_the_host(
+    launched: int, is_named: bool
+) -> None:
+    """Its stream is idle for 3 of 8 ms before a kernel that was launched in the middle of the one before, or late."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            device.launch(1_000, 7, 4 * MS, is_collective=False)
+            device.now += launched - 1_000
+            device.launch(1_000, 7, MS, is_collective=False)
+            device.now += 8 * MS - launched - 1_000
+    trace = device.trace()
+    second = np.arange(len(trace.activities)) % 2 == 1
+    by_ns = np.where(second & (not is_named), 3 * MS, 0)
+    moved = {name: getattr(trace.activities, name) + by_ns for name in ("start_ns", "end_ns")}
+    trace = replace(trace, activities=replace(trace.activities, **moved), launching_calls=trace.launching_calls)
+    assert ("launch-bound host" in [one.rule for one in diagnose(trace).findings]) == is_named
+
+
 def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     """Between the last work of a step and the first one of the next, which the window of no step contains."""
     device = Device()
