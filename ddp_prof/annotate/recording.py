@@ -6,6 +6,7 @@ It also calls functions when the program starts a torch.profiler of its own, and
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gzip
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import shutil
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,33 @@ def make_profile(*, on_gpu: bool) -> profile:
     Args:
         on_gpu: Whether it records the GPU as well as the CPU.
     """
+    _let_forks_end()
     all_threads: dict[str, Any] = {"profile_all_threads": True} if RECORDS_ALL_THREADS else {}
     return profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
         experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True, **all_threads),
     )
+
+
+@cache
+def _let_forks_end() -> None:
+    """Let each fork of this process end without C++'s destructors, as forks of multiprocessing do.
+
+    torch.profiler starts a thread, which a fork does not have. When a fork ends, a destructor of libkineto waits for
+    that thread for ever, and with it a program that waits for its fork.
+    """
+    libc = ctypes.CDLL(None)
+    # Functions of C, called with the exit code as first argument, the last one first. Python is gone by then.
+    names = ("_exit", "fcloseall")
+    if not all(hasattr(libc, name) for name in ("on_exit", *names)):  # on a Mac, for example
+        return
+    steps = [ctypes.cast(getattr(libc, name), ctypes.c_void_p) for name in names]
+
+    def leave_out_destructors() -> None:
+        for step in steps:
+            libc.on_exit(step, None)
+
+    os.register_at_fork(after_in_child=leave_out_destructors)
 
 
 def export_trace(recorded: profile, target: Path, *, is_compressed: bool) -> None:

@@ -139,6 +139,37 @@ def test_a_program_that_emits_ranges_is_left_to_it(tmp_path: Path) -> None:
     assert "the program starts its own torch.profiler" in told
 
 
+WITH_A_FORK = """
+import ctypes, os, sys, torch
+from ddp_prof.annotate import unattended
+unattended.start()
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+sys.stdout.flush()
+if not (fork := os.fork()):
+    model(torch.ones(4, 8)).sum().backward()
+    print("Python's")
+    ctypes.CDLL(None).puts(b"C's")
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))
+"""
+
+
+@pytest.mark.torch
+def test_a_fork_of_a_program_that_is_recorded_ends(tmp_path: Path) -> None:
+    """It waited for a thread of libkineto, and the program for it; what it has written arrives."""
+    environment = os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")}
+    command = [sys.executable, "-c", WITH_A_FORK]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["3", "C's", "Python's"]
+    (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
+    assert [step.step for step in run.overlap().ranks[0].marked_steps] == [1, 2]
+
+
 WITHOUT_OPTIMIZER = """
 import os, torch
 import torch.distributed as dist
