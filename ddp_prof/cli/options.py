@@ -74,7 +74,8 @@ class TraceCommand(click.Command):
             form = error.option_name.lstrip("-")
             if not self.prints_tables or form not in _FORMS:
                 raise
-            raise click.NoSuchOption(error.option_name, possibilities=[f"--format {form}"], ctx=ctx) from error
+            said = f"No such option {error.option_name!r}. Did you mean '--format {form}'?"
+            raise click.NoSuchOption(error.option_name, said, ctx=ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Replace the values of the common options by ``load`` and ``output``, and call the function."""
