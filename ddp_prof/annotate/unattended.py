@@ -162,9 +162,9 @@ class _Recording:
 
         Called after the last step that is to be recorded, and when the process ends.
         """
-        recorded, self._profile = self._profile, None
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
+        recorded, self._profile = self._profile, None
         if recorded is not None:
             self._is_free = False  # a profiler that the program starts now disturbs nothing
         if recorded is not None and not RECORDS_ALL_THREADS and self._thread != threading.get_ident():

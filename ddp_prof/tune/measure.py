@@ -274,12 +274,14 @@ def _error_of_rank(text: str) -> str | None:
     """Return why a rank failed, from the output of the program; ``None`` if the output does not say.
 
     If a signal ended a rank, only torchrun says so, and other ranks may raise an exception because of that. Otherwise
-    it is the last line of the first traceback. Torchrun's own exception follows it and says less.
+    it is the last line of the first traceback. Torchrun's own exception follows it and says less. Without a traceback
+    it is the exit code.
     """
     # In torchrun's report an exit code of -9 is signal 9.
-    killed = re.search(r"^Root Cause .*?^\s*exitcode\s*: -(\d+)\b", text, flags=re.MULTILINE | re.DOTALL)
-    if killed and int(killed[1]) in set(signal.Signals):
-        name = signal.Signals(int(killed[1])).name
+    report = re.search(r"^Root Cause .*?^\s*exitcode\s*: (-?\d+)\b", text, flags=re.MULTILINE | re.DOTALL)
+    code = int(report[1]) if report else 0
+    if -code in set(signal.Signals):
+        name = signal.Signals(-code).name
         return f"a rank was ended by {name}" + (
             ", which often means that the machine lacks memory" if name == "SIGKILL" else ""
         )
@@ -287,6 +289,10 @@ def _error_of_rank(text: str) -> str | None:
     lines = re.findall(r"^(?:\[\w+\]:)?\s*((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", text, flags=re.MULTILINE)
     lines += re.findall(r"^.*: (can't open file .*)$", text, flags=re.MULTILINE)
     own = [line for line in lines if "ChildFailedError" not in line and "elastic" not in line]
+    if not own and code > 0:
+        return f"a rank ended with exit code {code} and raised no exception"
+    if own and all("closed by peer" in line for line in own):
+        return "a rank ended while the others waited for it: do all ranks make the same number of steps?"
     return printable(own[0][:300]) if own else None
 
 

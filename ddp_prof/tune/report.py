@@ -61,7 +61,8 @@ def sentence_of(verdict: Verdict, worth: float) -> str:
     if verdict.outcome == FAILS:
         return f"{label}: failed: {verdict.reason}"
     if gain is None:
-        return f"{label}: cannot be told: no round is complete"
+        failed = f", as its run failed: {verdict.reason}" if verdict.reason else ""
+        return f"{label}: cannot be told: no round is complete{failed}"
     if verdict.outcome == FASTER:
         return f"{label}: {_percent(gain.value)} faster ({_interval(gain)}), {_losses(verdict)}"
     if verdict.outcome == SLOWER:
@@ -131,7 +132,7 @@ def rows_of(tuning: Tuning) -> list[Row]:
 
 def tuning_view(tuning: Tuning, why: Why | None = None) -> TableView:
     """Return the result as sentences, a table with notes, and a JSON document."""
-    notes = [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}", place_of(tuning)]
+    notes = [HOW_TO_READ, f"{count_noun(tuning.rounds, 'round')}: {tuning.ended}", place_of(tuning)]
     notes += [IN_PROCESS] if tuning.program.in_process else []
     said = map(printable, sentences_of(tuning))
     return TableView("\n".join(said), rows_of(tuning), list(map(printable, notes)), _document(tuning, why))

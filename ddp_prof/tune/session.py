@@ -126,7 +126,8 @@ class Session:
         while wanted := [verdict.tried for verdict in verdicts if verdict.is_open]:
             number = max(trial.round for trial in self.trials) + 1
             if number > self.limits.rounds:
-                ended = f"{self.limits.rounds} rounds are done (--rounds)"
+                most = self.limits.rounds
+                ended = f"{most} rounds are done (--rounds)" if most > 1 else "one round is done (--rounds)"
                 break
             turns = self._draw_turns(number, wanted)
             # A round that the store has completely is taken from there.

@@ -102,7 +102,8 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
     if outcome == OPEN and gain and gain.spread is not None:
         more = max(LEAST_PAIRS, gain.pairs)
         could_show = smallest_shown(gain.spread, gain.pairs + more, tries)
-    return Verdict(tried, outcome, more=more, could_show=could_show, **known)  # type: ignore[arg-type]
+    reason = failures[-1].reason if failures and not pairs else None
+    return Verdict(tried, outcome, reason=reason, more=more, could_show=could_show, **known)  # type: ignore[arg-type]
 
 
 def outcome_of(gain: Gain | None, worth: float) -> str:

@@ -118,6 +118,31 @@ Root Cause (first observed failure):
     assert _error_of_rank(text) == "a rank was ended by SIGKILL, which often means that the machine lacks memory"
 
 
+SUMMARY = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+Root Cause (first observed failure):
+[0]:
+  exitcode  : {} (pid: 7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SUMMARY.format(5), "a rank ended with exit code 5 and raised no exception"),
+        ("ValueError: no\n" + SUMMARY.format(1), "ValueError: no"),
+        (
+            "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [::1]:3\n" + SUMMARY.format(1),
+            "a rank ended while the others waited for it: do all ranks make the same number of steps?",
+        ),
+        ("hello\n", None),
+    ],
+)
+def test_how_a_rank_ended_is_said(text: str, said: str | None) -> None:
+    """Of ``sys.exit(5)`` only torchrun's ``ChildFailedError:`` was told."""
+    assert _error_of_rank(text) == said
+
+
 @pytest.mark.nightly
 def test_nightly_a_try_that_fails_under_torchrun(tmp_path: Path) -> None:
     done = run(*command(tmp_path, TRIES, TORCHRUN, 2, FAILING))
