@@ -403,7 +403,10 @@ _UNCERTAIN = (  # by a tenth of the time or more
     r"at work in \d\d.*times are uncertain|looks like a collective's|not representative|"
     "parts of a step are what ran within"
 )
-_OF_A_PART = "ranks differ: |steps differ: |no overlap figure: |figures per step are those of other ranks|^left out: "
+_OF_A_PART = (
+    "read as runs of their own|ranks differ: |steps differ: |no overlap figure: |"
+    "figures per step are those of other ranks|^left out: "
+)
 _CHANGES_READING = re.compile(f"{_RECORDED_WRONGLY}|{_UNCERTAIN}|{_OF_A_PART}")
 
 

@@ -47,7 +47,7 @@ def _queue(rank: Rank, collective: Event) -> tuple[Event | None, int]:
     due = max(time for time in (launched, ready_at(rank, collective), input_end(rank, collective)) if time is not None)
     if collective.start - before.end > BACK_TO_BACK or due > before.end:
         return None, 0
-    return before, max(0, collective.start - max(due, before.start))
+    return before, max(0, collective.start - due)
 
 
 def _gone(rank: Rank, matched: Row, begins: dict[int, int], ends: dict[int, int]) -> int:

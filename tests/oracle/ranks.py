@@ -311,7 +311,14 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     found = [r for _, r in phases if r not in again]
     held = [any(s.start <= r.start < s.end for r in found) for s in steps[:-1]]
     is_empty = bool(steps) and not any(_is_mostly_in(r, steps[-1]) for r in found)
-    if held and all(held) and is_empty:  # the program ended in it
+    lacks = [
+        phase
+        for phase in PHASES
+        if len(steps) > LEAST_ALIKE
+        and all(any(s.start <= r.start < s.end for p, r in phases if p == phase and r in found) for s in steps[:-1])
+        and not any(_is_mostly_in(r, steps[-1]) for p, r in phases if p == phase and r in found)
+    ]
+    if (held and all(held) and is_empty) or lacks:  # the program ended in it
         steps = steps[:-1]
     collectives = [r for r in ranges if r.name.startswith("all_reduce|")]
     table = trace.activities

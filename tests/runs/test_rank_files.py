@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.runs import group_rank_files, load_runs
+from tests.command_line import run as run_command_line
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
@@ -111,6 +112,7 @@ def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
     for run in runs:
         (note,) = [note for note in run.overlap().warnings if "--one-run" in note]
         assert note.startswith("2 files are read as runs of their own, though their names differ in a rank number only")
+    assert "2 files are read as runs of their own" in run_command_line("summary", tmp_path).stdout
 
 
 def write_trace(folder: Path, rank: int, name: str, world: int | None = 2) -> None:

@@ -36,7 +36,7 @@ class Queue:
 
     Attributes:
         before: Row of the collective before it on its stream, for which it waited; ``UNKNOWN`` if it did not queue.
-        queued_ns: How much earlier it could have started at most.
+        queued_ns: How much earlier it could have started at most, if all before it on its stream had ended.
     """
 
     before: Ints
@@ -59,7 +59,7 @@ def find_queue(timings: CollectiveTimings) -> Queue:
     is_queue = (gap_ns <= BACK_TO_BACK_NS) & (due_ns[later] <= timings.end_ns[earlier])
     later, earlier = later[is_queue], earlier[is_queue]
     before[later] = earlier
-    queued_ns[later] = np.maximum(0, timings.start_ns[later] - np.maximum(due_ns[later], timings.start_ns[earlier]))
+    queued_ns[later] = np.maximum(0, timings.start_ns[later] - due_ns[later])
     return Queue(before, queued_ns)
 
 

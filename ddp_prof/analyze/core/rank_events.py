@@ -34,7 +34,7 @@ from ddp_prof.analyze.core.blocking import (
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
 from ddp_prof.analyze.core.passes import Passes, find_passes, launch_or_start_ns, whole_passes
-from ddp_prof.analyze.core.recording import CLOCKS, Recording, find_recording
+from ddp_prof.analyze.core.recording import CLOCKS, LEAST_ALIKE, Recording, find_recording
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
     StepBreakdown,
@@ -56,7 +56,7 @@ from ddp_prof.analyze.core.steps import (
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.errors import TraceError
-from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
+from ddp_prof.range_names import COLLECTIVES, PHASES, PROCESS, parse_ranges
 from ddp_prof.table import Brief, begins_run, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
@@ -602,24 +602,31 @@ class _Builder:
             self.ranges, self.is_gloo = select(self.ranges, counts), self.is_gloo[counts]
 
     def _leave_out_unfinished_step(self) -> None:
-        """Drop the last step, with a note, if it has no phase and all other steps have one: the program ended in it.
+        """Drop the last step, with a note, if the program or the recording seems to have ended in it.
 
-        This happens in loops in which a step begins as soon as the one before ends, as with torch.profiler. The range
-        of an optimizer often reaches into the next step, since the hook that counts steps runs within it. Therefore a
-        phase belongs to the last step only if they share half of the shorter one.
+        That is so if it has no phase and all other steps have one, or if it lacks a phase that all other steps have, at
+        least :data:`LEAST_ALIKE` of them. This happens in loops in which a step begins as soon as the one before ends,
+        as with torch.profiler. The range of an optimizer often reaches into the next step, since the hook that counts
+        steps runs within it. Therefore a phase belongs to the last step only if they share half of the shorter one.
         """
         steps, phases = self.steps, self.phases
         if len(steps) < 2:
             return
         start_ns, end_ns = steps.start_ns[-1], steps.end_ns[-1]
         within_ns = np.minimum(phases.end_ns, end_ns) - np.maximum(phases.start_ns, start_ns)
-        if np.any((within_ns > 0) & (2 * within_ns >= np.minimum(phases.end_ns - phases.start_ns, end_ns - start_ns))):
-            return
-        if np.isin(np.arange(len(steps) - 1), steps.index_at(phases.start_ns)).all():
-            self.step_notes += (
-                f"{self.steps.names[-1]} left out: it has no phase, so the program seems to have ended in it",
-            )
-            self.steps = select(self.steps, np.arange(len(self.steps) - 1))
+        shorter_ns = np.minimum(phases.end_ns - phases.start_ns, end_ns - start_ns)
+        is_of_last = (within_ns > 0) & (2 * within_ns >= shorter_ns)
+        kinds = distinct(phases.kind) if len(steps) > LEAST_ALIKE else []
+        for name, rows in (
+            ("phase", np.ones(len(phases), np.bool_)),
+            *((PHASES[kind], phases.kind == kind) for kind in kinds),
+        ):
+            others = steps.index_at(phases.start_ns[rows])
+            if not is_of_last[rows].any() and np.isin(np.arange(len(steps) - 1), others).all():
+                what = f"it has no {name}" + ("" if name == "phase" else ", as all other steps have")
+                self.step_notes += (f"{steps.names[-1]} left out: {what}, so the program seems to have ended in it",)
+                self.steps = select(steps, np.arange(len(steps) - 1))
+                return
 
     def _leave_out_open_collectives(self) -> None:
         """Drop ranges of collectives that were open when the recording ended, and their steps, with a note.

@@ -103,7 +103,9 @@ def test_nobody_late_costs_nothing(tmp_path: Path) -> None:
     assert "late" not in cause
 
 
-@pytest.mark.parametrize(("late_ms", "transfer_ms"), [(6, 8), (6, 12), (3, 2), (12, 8), (1, 30), (6, 60)])
+@pytest.mark.parametrize(
+    ("late_ms", "transfer_ms"), [(6, 8), (6, 12), (3, 2), (12, 8), (1, 30), (6, 60), (30, 8), (50, 2), (40, 15)]
+)
 def test_it_costs_what_the_step_would_be_shorter(late_ms: int, transfer_ms: int, tmp_path: Path) -> None:
     """Where the queue of transfers is longer than the lag, only the first bucket's arrival counts: still the lag."""
     _, doctor, _, cost = told(job(late_ms, transfer_ms), tmp_path)

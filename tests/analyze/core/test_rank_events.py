@@ -340,3 +340,24 @@ def test_a_collective_of_the_host_that_was_open_at_the_end_is_left_out_with_its_
     assert rank.comm_ns == 4
     note = "collectives left out: 1, still open when the recording ended, and so are their steps (step 1)"
     assert note in measure_overlap(trace).warnings
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps"),
+    [
+        ("......##......##......##......##......##", [0, 1, 2, 3, 4]),
+        ("......##......##......##......##........", [0, 1, 2, 3]),
+        ("......##..............##........" + "........", [0, 1, 2, 3, 4]),  # as where gradients are accumulated
+    ],
+)
+def test_a_last_step_without_a_phase_that_all_others_have_was_cut_off(optimizer: str, steps: list[int]) -> None:
+    """An older torch.profiler stops in it, and does not say that its range was open."""
+    ranges = {f"step {number}": "." * 8 * number + "########" for number in range(5)}
+    trace = draw_trace(
+        ranges=ranges | {"backward": "..##...." * 5, "optimizer": optimizer},
+        launches={"main": "a.......b.......c.......d.......e......."},
+        streams={7: ".aa.....bb......cc......dd......ee......"},
+    )
+    (rank,) = find_rank_events(trace)
+    assert rank.steps.number.tolist() == steps
+    assert any("step 4 left out: it has no optimizer, as all" in note for note in rank.step_notes) == (len(steps) == 4)
