@@ -43,6 +43,21 @@ def test_collectives_on_the_compute_stream() -> None:
     assert "1 collective ran on the compute stream (7)" in doubts(trace)
 
 
+def test_which_process_lost_steps_is_said_where_others_did_not() -> None:
+    """Of two processes in one file, "steps 0 to 2 left out" was said of both."""
+    is_launch, one = np.ones(len(SOUND.calls), np.bool_), select(SOUND.activities, np.array([0]))
+    lost = replace(SOUND, is_launch=is_launch, activities=one, launching_calls=None)
+    other = {
+        name: replace(table, process=table.process + 1)
+        for name, table in (("activities", SOUND.activities), ("calls", lost.calls), ("spans", SOUND.spans))
+    }
+    tables = {name: concatenate(getattr(lost, name), table) for name, table in other.items()}
+    both = replace(lost, **tables, is_launch=np.ones(4, np.bool_), launching_calls=None)
+    assert "process 4242: step 0 left out: 1 of 2 launches in it have no activity" in doubts(both)
+    assert "rank 3: step 0 left out" in doubts(replace(both, ranks={4242: 3, 4243: 1}))
+    assert doubts(lost).startswith("step 0 left out")
+
+
 def test_no_calls() -> None:
     assert "--trace=cuda,nvtx" in doubts(replace(SOUND, calls=empty(Calls), launching_calls=None))
 
