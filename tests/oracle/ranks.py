@@ -351,6 +351,9 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         steps = [whole]
         for e in events:
             e.step = whole
+    for e in events:  # of an incomplete step, whatever began in it
+        if incomplete and e.step is None and e.stream is not None and not e.has_launch and not is_off:
+            e.step = next((s for s in incomplete if s.start <= e.start < s.end), None)
     told = {phase for phase, _ in phases}
     trains = told & {"optimizer", "synchronize"} or any(e.category == Category.COMMUNICATION for e in events)
     hides_backward = device is None and "backward" not in told and trains

@@ -767,7 +767,8 @@ def _without_uncounted(rank: RankEvents) -> RankEvents:
         return rank
     # Index UNKNOWN (-1), an event outside of all steps, selects the appended last element: such events stay.
     renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
-    events = select(rank.events, np.append(measured, True)[rank.events.step])
+    step = _steps_of_events(rank, is_incomplete)
+    events = select(rank.events, np.append(measured, True)[step])
     return replace(
         rank,
         events=replace(events, step=take_or_unknown(renumbered, events.step)),
@@ -776,10 +777,26 @@ def _without_uncounted(rank: RankEvents) -> RankEvents:
         warmup_steps=int(rank.steps.warmup.sum()),
         incomplete_steps=int((is_incomplete & ~rank.steps.warmup).sum()),
         own_keys=rank.steps.keys[measured] if is_incomplete.any() else None,
-        beside=select(rank.events, np.append(is_incomplete, False)[rank.events.step]) if is_incomplete.any() else None,
+        beside=select(rank.events, np.append(is_incomplete, False)[step]) if is_incomplete.any() else None,
         follows_lost=np.append(False, is_incomplete[:-1])[measured] if is_incomplete.any() else None,
         with_warmup=rank,
     )
+
+
+def _steps_of_events(rank: RankEvents, is_incomplete: Mask) -> Ints:
+    """Return the step of each event; of one without a recorded launch, the incomplete step in which it began, if any.
+
+    Other work of such a step may be lost, so what such an event ran beside is not known.
+    """
+    step = rank.events.step
+    if not is_incomplete.any() or rank.clocks_disagree:
+        return step
+    rows = np.flatnonzero((step == UNKNOWN) & (rank.events.activity != UNKNOWN))
+    rows = rows[rank.trace.launching_calls[rank.events.activity[rows]] == UNKNOWN]
+    at = rank.steps.index_at(rank.events.start_ns[rows])
+    step = step.copy()
+    step[rows] = np.where(np.append(is_incomplete, False)[at], at, UNKNOWN)
+    return step
 
 
 def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:

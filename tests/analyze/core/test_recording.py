@@ -169,6 +169,16 @@ class TestStepsThatLostTheirCallsToo:
         )
         assert steps_of(launching(trace)) == counted
 
+    def test_nor_does_what_began_in_such_a_step_though_its_launch_is_lost(self) -> None:
+        """Compute beside it may be lost, so it was said to be exposed."""
+        trace = draw_trace(
+            ranges=THREE_STEPS,
+            launches={"main": "........bM......cO......"},
+            streams={7: ".........bb.....cc......", 9: "....NN....MM......OO...."},
+        )
+        (rank,) = measure_overlap(launching(trace)).ranks
+        assert ([step.step for step in rank.steps], rank.comm_ns, rank.collectives) == ([1, 2], 4, 2)
+
 
 class TestWorkBesideThatOfALostStep:
     def test_a_step_at_work_when_a_lost_one_began_does_not_count(self) -> None:
