@@ -548,3 +548,24 @@ def test_every_command_says_what_was_lost(command: str, tmp_path: Path) -> None:
     for traces in ([damaged], [damaged, sound]):
         told = run(*command.split(), *traces)
         assert "left out: 3 of 12 launches in them have no activity" in re.sub(r"\s+", " ", told.stdout + told.stderr)
+
+
+def test_a_rank_whose_clocks_disagree_is_not_said_to_be_late_when_a_step_begins(tmp_path: Path) -> None:
+    """Its steps begin with its first work on the device, those of the other rank with their ranges on the host."""
+    late = {"fwd_gemm": (190, 200), NCCL: (500, 800)}
+    work = tuple((one[0], *late.get(one[0], one[1:3]), *one[3:]) for one in USUAL)
+    late_job = job(*(step(index, work) for index in range(5)))
+    off = changed(late_job, lambda _, one: replace(one, start=one.start - 600 * US, end=one.end - 600 * US))
+    shift = 5_000 * US
+    ranks = [usual(), off]
+    for rank in ranks:
+        rank.ranges[:] = [replace(one, start=one.start + shift, end=(one.end or 0) + shift) for one in rank.ranges]
+        rank.kernels[:] = [
+            replace(one, start=one.start + shift, end=one.end + shift, launch=(one.launch or 0) + shift)
+            for one in rank.kernels
+        ]
+    files = [write_kineto(tmp_path / f"x.rank{rank}.json", of, rank=rank) for rank, of in enumerate(ranks)]
+    document = json.loads(run("skew", "--format", "json", *files).stdout)
+    assert "Rank 1 arrives last in 5 of 5 steps, by 0.10 ms" in document["headline"]
+    assert "when the step begins" not in document["headline"]
+    assert [rank["lag_before_ns"] for rank in document["ranks"]] == [None, None]

@@ -148,7 +148,7 @@ class RankSkew(RankResult):
         "how late it was already when these steps began, by their ranges on the host: the median",
         default=None,
         measure=_lag_before_ns,
-        null="there are no such steps",
+        null="there are no such steps, or the host's clock does not tell when they began",
         is_signed=True,
     )
     all_steps: int = column("steps with matched collectives", default=0, measure=lambda of: of.steps, in_document=False)
@@ -409,11 +409,12 @@ def _costs_of_steps(run: RunAnalysis, of_steps: Sequence[Ints], late: Ints) -> I
 def _lags_before(run: RunAnalysis, keys: Sequence[int]) -> Floats:
     """Return how much later (ns) than the median of the others each rank (column) begins each step (row).
 
-    It is NaN if not known. ``keys`` are the keys of the steps.
+    It is NaN if not known, as of ranks whose steps begin with their work on the device. ``keys`` are the keys of the
+    steps.
     """
     begins = np.full((len(keys), len(run.ranks)), NO_TIME, np.int64)
     for index, rank in enumerate(run.ranks):
-        if rank.marks_steps and run.alignment.residual_p95_ns is not None:
+        if rank.marks_steps and rank.begins_on_host and run.alignment.residual_p95_ns is not None:
             own = dict(zip(rank.step_keys.tolist(), rank.times.start_ns.tolist(), strict=True))
             times = np.array([own.get(key, NO_TIME) for key in keys], np.int64)
             common = run.alignment.offset_for(rank.clock).common_ns(times)

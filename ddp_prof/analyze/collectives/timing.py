@@ -155,6 +155,7 @@ class RankCollectives(RankResult):
         step_numbers: Number of each step, ``UNKNOWN`` if it has none.
         step_keys: See ``Steps.keys``. A capture without steps is step 0, or no step if other ranks have steps.
         times: How long its steps took; no rows in a capture without steps.
+        begins_on_host: Whether its steps begin where their ranges on the host do, not with their work on the device.
         host_waits: How often its host waited until a collective ended.
         compute: Compute of the rank, at least all that overlaps its collectives.
         pauses: When its collectives paused.
@@ -185,6 +186,7 @@ class RankCollectives(RankResult):
     consumers: tuple[str, ...] = ()
     host_waits: int = 0
     clocks_disagree: bool = False
+    begins_on_host: bool = True
 
     @property
     def marks_steps(self) -> bool:
@@ -282,6 +284,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
         clocks_disagree=rank.clocks_disagree,
+        begins_on_host=not rank.runs_ahead,
     )
 
 
