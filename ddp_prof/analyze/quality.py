@@ -539,13 +539,13 @@ def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]
 
 def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
     """Yield a line for each fact about how steps, phases and communication were found, and what was left out."""
-    owners: dict[str, list[str]] = {}  # for each note, the processes that it is about
+    about: dict[str, list[str]] = {}  # for each note, the processes that it is about
     processes = {rank.process: f"process {rank.process}" for rank in ranks}
     processes |= {process: f"rank {rank}" for process, rank in trace.ranks.items() if process in processes}
     for process, name in processes.items():
         for note in dict.fromkeys(note for rank in ranks if rank.process == process for note in rank.step_notes):
-            owners.setdefault(note, []).append(name)
-    for note, names in owners.items():
+            about.setdefault(note, []).append(name)
+    for note, names in about.items():
         yield note if len(names) == len(processes) else f"{', '.join(names)}: {note}"
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"

@@ -794,9 +794,9 @@ def _steps_of_events(rank: RankEvents, is_incomplete: Mask) -> Ints:
     rows = np.flatnonzero((step == UNKNOWN) & (rank.events.activity != UNKNOWN))
     rows = rows[rank.trace.launching_calls[rank.events.activity[rows]] == UNKNOWN]
     at = rank.steps.index_at(rank.events.start_ns[rows])
-    step = step.copy()
-    step[rows] = np.where(np.append(is_incomplete, False)[at], at, UNKNOWN)
-    return step
+    found: Ints = step.copy()
+    found[rows] = np.where(np.append(is_incomplete, False)[at], at, UNKNOWN)
+    return found
 
 
 def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
