@@ -282,8 +282,8 @@ class Sequences:
 
     def __init__(self, group: Ints, place: Ints) -> None:
         # A key of 64 bits holds group and place: group * span + place, so that keys sort by group, then place.
-        self._low = int(place.min(initial=0))
-        self._span = int(place.max(initial=0)) - self._low + 3
+        self._low, high = (int(place.min()), int(place.max())) if len(place) else (0, 0)
+        self._span = high - self._low + 3
         if self._span * (int(group.max(initial=0)) + 2) >= 1 << 63:
             raise ValueError("places are too far apart")
         key = self._key(group, place)

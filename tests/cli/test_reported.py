@@ -85,6 +85,16 @@ def changed(capture: Capture, change: Callable[[int, Kernel], Kernel]) -> Captur
     return replace(capture, kernels=[change(place, kernel) for place, kernel in enumerate(capture.kernels)])
 
 
+def since_1970() -> Capture:
+    """Times count from 1970: nsys export --ts-normalize=true, and torch.profiler before May 2024."""
+    found, by = usual(12), 1_700_000_000_000_000_000
+    kernels = [
+        replace(one, start=one.start + by, end=one.end + by, launch=(one.launch or 0) + by) for one in found.kernels
+    ]
+    ranges = [replace(one, start=one.start + by, end=(one.end or 0) + by) for one in found.ranges]
+    return replace(found, kernels=kernels, ranges=ranges)
+
+
 def lost_first() -> Capture:
     """The profiler dropped all kernels of the first four of six steps."""
     return changed(usual(6), lambda place, kernel: replace(kernel, is_lost=place < 16))
@@ -364,6 +374,7 @@ class Reported:
 HALF = (2000, 1000, 1000)
 CASES = {
     "a sound job": Reported("", usual, HALF, says=("5 steps", "50 % of communication is hidden")),
+    "times since 1970": Reported("", since_1970, (4800, 2400, 2400), 12, says=("50 % of communication is hidden",)),
     "first steps lost": Reported(
         "pytorch#192021, kineto#996", lost_first, (800, 400, 400), 2,
         says=("steps 0 to 3 .* left out: 16 of 16 launches", r"step 1\.00 ms"), says_not=("steps that communicate",),
