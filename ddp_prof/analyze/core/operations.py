@@ -66,15 +66,16 @@ def find_operation_parts(trace: Trace, events: Events) -> OperationParts:
     copies, kernels = (np.flatnonzero((head != UNKNOWN) & (kind == one)) for one in (Kind.COPY, Kind.KERNEL))
     _join_copies(trace, events, copies, head)
     _join_preparations(trace, events, kernels, head)
-    start_ns, end_ns, launch_ns = events.start_ns.copy(), events.end_ns.copy(), events.launch_ns.copy()
     parts = np.flatnonzero((head != UNKNOWN) & (head != np.arange(len(head))))
-    if len(parts):
-        np.minimum.at(start_ns, head[parts], events.start_ns[parts])
-        np.maximum.at(end_ns, head[parts], events.end_ns[parts])
-        launched = parts[events.launch_ns[parts] != NO_TIME]
-        np.minimum.at(launch_ns, head[launched], events.launch_ns[launched])
-        for column in (start_ns, end_ns, launch_ns):
-            column[parts] = column[head[parts]]
+    if not len(parts):  # as usual: the times are those of the events, which are not copied
+        return OperationParts(head, events.start_ns, events.end_ns, events.launch_ns)
+    start_ns, end_ns, launch_ns = events.start_ns.copy(), events.end_ns.copy(), events.launch_ns.copy()
+    np.minimum.at(start_ns, head[parts], events.start_ns[parts])
+    np.maximum.at(end_ns, head[parts], events.end_ns[parts])
+    launched = parts[events.launch_ns[parts] != NO_TIME]
+    np.minimum.at(launch_ns, head[launched], events.launch_ns[launched])
+    for column in (start_ns, end_ns, launch_ns):
+        column[parts] = column[head[parts]]
     return OperationParts(head, start_ns, end_ns, launch_ns)
 
 

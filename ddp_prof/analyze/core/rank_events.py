@@ -202,6 +202,7 @@ class RankEvents(Brief):
         An operation whose launch was not recorded counts for the step that began last before it.
         """
         events, steps = self.events, self.steps
+        followed = find_device_steps(events, steps, self.is_followed)[2]
         step = events.step.copy()
         alone = np.flatnonzero(step == UNKNOWN)
         alone = alone[take_or_unknown(self.trace.launching_calls, events.activity[alone]) == UNKNOWN]
@@ -218,7 +219,6 @@ class RankEvents(Brief):
         next_ns = np.append(steps.start_ns[1:], NO_TIME)
         is_apart = np.flatnonzero(self.is_followed & (next_ns > steps.end_ns))
         between_ns = covered_by_each(start, end, steps.end_ns[is_apart], next_ns[is_apart])
-        followed = find_device_steps(events, steps, self.is_followed)[2]
         columns = (work_ns, outside_ns, between_ns, held_ns, followed)
         return Lead(*(int(column.sum()) for column in columns))
 
