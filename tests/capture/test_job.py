@@ -723,7 +723,7 @@ def test_a_program_that_does_not_end_by_itself_is_recorded_until_a_step(tmp_path
     script.write_text(EXITS_AT_ONCE)
     done = run_nsys([DDP_PROF, "capture", *options, "--", sys.executable, script])
     assert done.returncode == 1
-    assert "a program that is killed, or calls os._exit, needs --steps" in done.stderr
+    assert "a program that is killed, or calls os._exit or exec, needs --steps" in done.stderr
     done = run_nsys([DDP_PROF, "capture", *options, "--steps", "1:3", "--", sys.executable, script, "train"])
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs(tmp_path / "out")
