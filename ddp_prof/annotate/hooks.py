@@ -304,6 +304,12 @@ _NOT_THE_WRAPPER = "annotate.instrument got the module inside a DistributedDataP
 _WRAP_FIRST = "call it after DistributedDataParallel(...), with what that returns"
 
 
+def has_agreed_unseen() -> bool:
+    """Return whether ranks have agreed on the buckets of a DDP since the last call, in a forward that was not seen."""
+    marks = [BucketMarks.of(one) for one in _marked if isinstance(one, torch.nn.Module)]
+    return sum(each.has_agreed_unseen() for each in marks if each) > 0  # each is asked
+
+
 def _each(given: Any) -> list[Any]:
     """Return the elements of lists and tuples, nested to any depth, as one list; ``[given]`` if it is neither."""
     if isinstance(given, (list, tuple)):
@@ -470,6 +476,13 @@ class BucketMarks:
         """Let ``ddp.register_comm_hook`` do what torch's does again; a hook of ours that is installed stays."""
         if (ddp := self._owner()) is not None:
             vars(ddp).pop(_OF_BUCKETS, None)
+
+    def has_agreed_unseen(self) -> bool:
+        """Return, once, whether ranks have agreed on new buckets though no forward was seen, as in compiled code."""
+        if self._has_run or not getattr(self._owner(), "_has_rebuilt_buckets", False):
+            return False
+        self._has_run = True
+        return True
 
     def begin_forward(self) -> None:
         """Install our communication hook if a profiler records, unless one is installed or none is needed."""

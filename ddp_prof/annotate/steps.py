@@ -141,7 +141,8 @@ class CountedSteps:
 
         ``is_warmup``: whether the step that ends here was none like the others, which was not known when it began.
         """
-        if self._range is not None and self.index > 0 and (is_warmup or hooks.agreement_follows):
+        is_warmup |= hooks.has_agreed_unseen() or hooks.agreement_follows
+        if self._range is not None and self.index > 0 and is_warmup:
             self._mark(late_warmup=1)
         self.close()
         self.index += 1

@@ -139,6 +139,34 @@ def test_a_program_that_emits_ranges_is_left_to_it(tmp_path: Path) -> None:
     assert "the program starts its own torch.profiler" in told
 
 
+def _train_unseen(trace: str, rank: int, world: int, directory: str) -> bool:
+    """Train a DDP whose forward calls no hooks, as none are called within a function that torch.compile compiled."""
+    import torch
+    import torch.distributed as dist
+
+    from ddp_prof.annotate import unattended
+
+    os.environ["DDP_PROF_TRACE"] = trace
+    unattended.start()
+    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 1), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(6):
+        model.forward(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    multiprocessing.util._exit_function()
+    return True
+
+
+@pytest.mark.torch
+def test_the_step_in_which_ranks_agree_on_buckets_is_warm_up_though_no_forward_was_seen(tmp_path: Path) -> None:
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    assert fork_ranks(partial(_train_unseen, str(tmp_path / "x")), 1) == [True]
+    (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
+    assert [step.step for step in run.overlap().ranks[0].marked_steps] == [2, 3, 4, 5]
+
+
 WITH_A_FORK = """
 import ctypes, os, sys, torch
 from ddp_prof.annotate import unattended
