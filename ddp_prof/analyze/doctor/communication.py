@@ -295,13 +295,19 @@ _LATE, _LEAST_BUCKETS = 0.8, 3
 """The first bucket is late if launched after this fraction of backward; passes with fewer buckets do not count."""
 _SIZES_BY_PROFILER = "which torch.profiler writes for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
 _SIZES_BY_NSYS = "which NCCL 2.16 and later tells, and nsys exports with --include-json=true"
+_SIZES_OF_GLOO_BY_PROFILER = "which torch.profiler writes for gloo with record_shapes=True"
+_SIZES_OF_GLOO_BY_NSYS = "which nsys does not record for gloo: ddp_prof.annotate.instrument(model) marks those of DDP"
 _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
 """A vote has at most this number of bytes, and each bucket is at least this many times as large."""
 
 
 def _why_no_sizes(run: RunEvidence) -> str:
     """Return that sizes are not known, and what records them."""
-    where = _SIZES_BY_PROFILER if run.overlap.source == "kineto" else _SIZES_BY_NSYS
+    is_gloo = all((rank.timings.lane == UNKNOWN).all() for rank in run.analysis.ranks)  # the host communicates
+    by_profiler, by_nsys = (
+        (_SIZES_OF_GLOO_BY_PROFILER, _SIZES_OF_GLOO_BY_NSYS) if is_gloo else (_SIZES_BY_PROFILER, _SIZES_BY_NSYS)
+    )
+    where = by_profiler if run.overlap.source == "kineto" else by_nsys
     return f"the trace does not tell the sizes of collectives, {where}"
 
 

@@ -91,8 +91,8 @@ def test_without_a_range_of_backward_it_is_not_known_what_hides(tmp_path: Path) 
     assert "one bucket for all gradients" in [one.rule for one in found.abstained]
 
 
-def test_a_backward_that_operators_tell_is_not_outside_of_backward(tmp_path: Path) -> None:
-    """As of torch's DDP with gradient accumulation: its backward was half of a step in which the host prepared work."""
+def ddp_on_gloo(*collectives: tuple[str, str, int, int, int]) -> list[str]:
+    """Four steps as torch.profiler records them; of each collective the category, name, start, end and thread."""
     events = []
     for step in range(4):
         drawn = [
@@ -100,14 +100,27 @@ def test_a_backward_that_operators_tell_is_not_outside_of_backward(tmp_path: Pat
             ("user_annotation", "DistributedDataParallel.forward", 0, 20),
             ("cpu_op", "aten::mm", 0, 20),
             ("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 20, 40),
-            ("cpu_op", "c10d::allreduce_", 42, 43),
             ("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 44, 70),
             ("user_annotation", "Optimizer.step#SGD.step", 70, 96),
         ]
-        every = [(*one, 99) for one in drawn] + [("user_annotation", "gloo:all_reduce", 50, 56, 2)]
         events += [
             event(category, name, str(100 * step + start), str(end - start), tid=thread)
-            for category, name, start, end, thread in every
+            for category, name, start, end, thread in (*((*one, 99) for one in drawn), *collectives)
         ]
+    return events
+
+
+def test_what_records_the_sizes_of_gloo_is_said_of_gloo(tmp_path: Path) -> None:
+    """It was said that torch.profiler writes them for NCCL."""
+    both = [("cpu_op", "c10d::allreduce_", 41, 42, 99), ("user_annotation", "gloo:all_reduce", 45, 50, 2)]
+    both += [("cpu_op", "c10d::allreduce_", 42, 43, 99), ("user_annotation", "gloo:all_reduce", 52, 60, 2)]
+    (run,) = load_runs(write(tmp_path / "job.json", ddp_on_gloo(*both)))
+    (reason,) = {one.reason for one in run.doctor().abstained if "sizes of collectives" in one.reason}
+    assert reason.endswith("which torch.profiler writes for gloo with record_shapes=True")
+
+
+def test_a_backward_that_operators_tell_is_not_outside_of_backward(tmp_path: Path) -> None:
+    """As of torch's DDP with gradient accumulation: its backward was half of a step in which the host prepared work."""
+    events = ddp_on_gloo(("cpu_op", "c10d::allreduce_", 42, 43, 99), ("user_annotation", "gloo:all_reduce", 50, 56, 2))
     (run,) = load_runs(write(tmp_path / "job.json", events))
     assert RULE not in [one.rule for one in run.doctor().findings]
