@@ -12,8 +12,8 @@ import multiprocessing
 import os
 import shutil
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
+
+from ddp_prof.errors import printable
 
 RECORDS_ALL_THREADS = "profile_all_threads" in str(_ExperimentalConfig.__init__.__doc__)
 """Whether torch records all threads. Older releases record only the thread that starts the profiler, and crash if
@@ -78,7 +80,8 @@ def export_trace(recorded: profile, target: Path, *, is_compressed: bool) -> Non
     # Our compressed file, and the file to which Kineto writes before it renames it to plain.
     packed, kinetos = (plain.with_name(plain.name + suffix) for suffix in (".gz", ".tmp"))
     try:
-        recorded.export_chrome_trace(str(plain))
+        with _plainly_named(plain) as named:
+            recorded.export_chrome_trace(named)
         if not plain.exists():
             free_mb = shutil.disk_usage(target.parent).free // 10**6
             raise OSError(f"torch.profiler left no file there: is the disk full? ({free_mb} MB are free)")
@@ -90,6 +93,22 @@ def export_trace(recorded: profile, target: Path, *, is_compressed: bool) -> Non
         for left in (plain, packed, kinetos):
             with suppress(OSError):
                 left.unlink(missing_ok=True)
+
+
+@contextmanager
+def _plainly_named(file: Path) -> Iterator[str]:
+    """Return a context that gives a path of ``file`` that Kineto can write to, which leaves out control characters.
+
+    Only the folder may have such characters in its name, or bytes that are no UTF-8.
+    """
+    if printable(str(file)) == str(file) or not Path("/proc/self/fd").is_dir():
+        yield str(file)
+        return
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{file.name}"
+    finally:
+        os.close(folder)
 
 
 def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:

@@ -30,6 +30,7 @@ from ddp_prof.annotate.recording import (
     wrap_with_call,
 )
 from ddp_prof.annotate.steps import CountedSteps
+from ddp_prof.errors import printable
 
 TRACE_VARIABLE = "DDP_PROF_TRACE"
 """Path of torch.profiler's files without rank and suffix; not set if nsys records."""
@@ -180,7 +181,7 @@ class _Recording:
             try:
                 export_trace(recorded, target, is_compressed=True)
             except OSError as error:
-                sys.stderr.write(f"ddp-prof: {target} could not be written: {error}\n")
+                sys.stderr.write(f"ddp-prof: {printable(f'{target} could not be written: {error}')}\n")
         elif self._nsys_waits():
             torch.cuda.synchronize()
             # One nsys for all ranks stops only after they have met; ranks that end early let it record the others.

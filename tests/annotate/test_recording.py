@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import resource
 import subprocess
 import sys
@@ -52,6 +53,19 @@ def run(code: str, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-B", "-c", code, str(folder)]
     limit = with_files_of_at_most(size)
     return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "a\tb", "no \udcff UTF-8"])
+def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+    """Kineto wrote beside it, and it was said that the disk may be full; of some names it raised another error."""
+    from ddp_prof.annotate.recording import export_trace, make_profile
+
+    with make_profile(on_gpu=False) as recorded:
+        pass
+    (tmp_path / name).mkdir()
+    export_trace(recorded, tmp_path / name / "x.json.gz", is_compressed=True)
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["x.json.gz"]
+    assert b"traceEvents" in gzip.decompress((tmp_path / name / "x.json.gz").read_bytes())
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
