@@ -232,7 +232,10 @@ def test_a_missing_rank_is_told_and_can_be_forbidden(tmp_path: Path) -> None:
     alone = run("check", files[0], "--max-tail-ms", "1000")
     assert alone.exit_code == 0
     assert "x: judged by 1 of 2 ranks" in alone.stdout
-    assert run("check", files[0], "--all-ranks").exit_code == 3
+    assert "to require them all: --all-ranks" in alone.stdout
+    forbidden = run("check", files[0], "--all-ranks")
+    assert forbidden.exit_code == 3
+    assert "to require them all" not in forbidden.stdout, "they are required"
     both = run("check", *files, "--all-ranks", "--format", "csv")
     assert both.exit_code == 0
     (row,) = csv.DictReader(io.StringIO(both.stdout))

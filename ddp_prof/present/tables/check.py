@@ -101,8 +101,10 @@ def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> R
 def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[str]:
     """Return how to read the table, which ranks decided, and what is not known of the runs and the baseline."""
     runs = [check.run for check in checks]
+    required = any(verdict.requirement == "all ranks" for check in checks for verdict in check.verdicts)
+    advice = "" if required else "; to require them all: --all-ranks"
     partial = [
-        f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks; to require them all: --all-ranks"
+        f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks{advice}"
         for run in runs
         if len(run.ranks) < (run.world_size or 0)
     ]
