@@ -85,6 +85,8 @@ class Hidden(Flag):
     """CUDA graphs were recorded as a whole, without the kernels in them."""
     WAITS = auto()
     """A host that communicates may have waited meanwhile."""
+    COMMUNICATION = auto()
+    """No communication was recorded, although there may have been some."""
 
 
 WHY_HIDDEN = {
@@ -94,6 +96,7 @@ WHY_HIDDEN = {
     Hidden.NAMES: "no names",
     Hidden.GRAPHS: "whole graphs",
     Hidden.WAITS: "host waits",
+    Hidden.COMMUNICATION: "not seen",
 }
 """For each of these, the words for what the capture lacks; docs/formats.md explains them."""
 

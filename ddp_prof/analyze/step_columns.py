@@ -363,14 +363,14 @@ class StepOverlap:
     overlapped_ns: int | None = column(
         "communication with compute at the same time",
         measure=lambda steps: steps.rank.breakdown.overlapped_ns,
-        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.WAITS,
+        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.WAITS | Hidden.COMMUNICATION,
         stays=WITH_ROOM,
         adds_up=True,
     )
     exposed_ns: int | None = column(
         "communication without compute at the same time",
         measure=lambda steps: steps.rank.breakdown.exposed_ns,
-        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.WAITS,
+        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.WAITS | Hidden.COMMUNICATION,
         stays=ALWAYS,
         adds_up=True,
     )
@@ -402,7 +402,7 @@ class StepOverlap:
     comm_ns: int | None = column(
         "union of all communication",
         measure=lambda steps: steps.rank.breakdown.comm_ns,
-        needs=Hidden.LAUNCHES,
+        needs=Hidden.LAUNCHES | Hidden.COMMUNICATION,
         stays=USUALLY,
         adds_up=True,
     )
@@ -425,7 +425,7 @@ class StepOverlap:
     backward_overlapped_ns: int | None = column(
         "communication with compute of backward at the same time",
         measure=_backward_overlapped_ns,
-        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.WAITS,
+        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.WAITS | Hidden.COMMUNICATION,
         null="no compute of backward is known",
     )
     tail_ns: int | None = column(

@@ -106,6 +106,10 @@ class Rank:
     clocks_disagree: bool = False
     is_unnamed: bool = False
     """Whether ranges name collectives, of which the rank recorded none."""
+    communicates_elsewhere: bool = False
+    """Whether communication of steps that do not count takes any time."""
+    is_silent: bool = False
+    """Whether nothing of it communicates, in no step."""
     at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
     """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
     operations: list[Event] | None = None
@@ -374,6 +378,8 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         beside,
         is_off,
         is_unnamed and trace.world_size != 1,
+        any(e.category == Category.COMMUNICATION and e.end > e.start for e in events if e not in counted),
+        is_silent,
         ranges=ranges,
         backward_ranges=backward,
     )  # fmt: skip

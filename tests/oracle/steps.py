@@ -48,6 +48,8 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         figures |= dict.fromkeys(("overlapped_ns", "exposed_ns", "tail_ns", "backward_overlapped_ns"))
     elif hides_graphs(rank):
         figures = dict.fromkeys(figures) | {name: figures[name] for name in ("comm_ns", "window_ns")}
+    if is_unseen(rank):
+        figures |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
     return known | (dict.fromkeys(figures) if misses_launches(rank) or _is_unnamed(rank) else figures)
 
 
@@ -59,6 +61,16 @@ def takes_no_time(rank: Rank) -> bool:
     """Whether it communicates, and all of that takes no time, if nothing worse is known of it."""
     sent = rank.select_category(Category.COMMUNICATION)
     return bool(sent) and not united(sent) and not (rank.is_blind or hides_graphs(rank))
+
+
+def is_unseen(rank: Rank) -> bool:
+    """Whether it may have communicated, and nothing of that was recorded in what counts."""
+    if united(rank.select_category(Category.COMMUNICATION)) or takes_no_time(rank):
+        return False
+    is_left_out = rank.has_steps and not rank.steps
+    if rank.is_silent and rank.world_size == 1 and not is_left_out:
+        return False
+    return is_left_out or hides_graphs(rank) or rank.communicates_elsewhere or rank.is_unnamed
 
 
 def tail(rank: Rank, step: Step) -> set[int]:
@@ -190,7 +202,7 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
     }
     if (hides_graphs(rank) or hides_waits(rank)) and every:
         known |= dict.fromkeys(("overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
-    if takes_no_time(rank):
+    if takes_no_time(rank) or is_unseen(rank):
         known |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
     if hides_waits(rank):
         known["compute_ns"] = None
