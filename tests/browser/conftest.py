@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.base import AXE_SCRIPT
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Error, sync_playwright
 
@@ -237,7 +238,8 @@ class Visit:
     def violations(self, options: dict[str, Any]) -> list[dict[str, Any]]:
         """What axe-core finds."""
         self._rest()
-        return list(Axe().run(self._page, options=options).response["violations"])
+        axe = Axe("" if self.ask("'axe' in window") else AXE_SCRIPT)
+        return list(axe.run(self._page, options=options).response["violations"])
 
     @contextmanager
     def clipboard(self) -> Iterator[None]:
@@ -311,10 +313,15 @@ def tab(chromium: Any) -> Any:
 
 @pytest.fixture
 def tmp_path(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a test, at one address for all: compiled scripts are kept by the address of their page."""
-    address = tmp_path_factory.getbasetemp() / "here"
+    """The folder of a test, at one address for all."""
+    return at_one_address(tmp_path, tmp_path_factory)
+
+
+def at_one_address(folder: Path, factory: pytest.TempPathFactory) -> Path:
+    """A folder as tests open its pages: compiled scripts, plotly.js among them, are kept by their address."""
+    address = factory.getbasetemp() / "here"
     address.unlink(missing_ok=True)
-    address.symlink_to(tmp_path)
+    address.symlink_to(folder)
     return address
 
 
@@ -383,8 +390,8 @@ def report_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
 
     def write_report(*files: Path) -> Path:
-        assert run("report", *files, "--one-run", "-o", tmp_path / "pages").exit_code == 0
-        return tmp_path / "pages"
+        assert run("report", *files, "--one-run", "-o", tmp_path).exit_code == 0
+        return tmp_path
 
     return write_report
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import Visit, visit_in
+from tests.browser.conftest import Visit, at_one_address, visit_in
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -23,7 +23,7 @@ PAGES = (
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every kind of page, of a CPU capture of this repository and of a GPU capture with known truth."""
     folder = tmp_path_factory.mktemp("pages")
     gpu, naive = write_capture(folder / "known.sqlite", known_truth()), ROOT / "traces" / "naive.sqlite"
@@ -42,6 +42,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert result.exit_code == 0, result.output
     write_tuned(folder / "tune.html")
     return folder
+
+
+@pytest.fixture
+def pages(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return at_one_address(written, tmp_path_factory)
 
 
 def _results(folder: Path) -> Path:

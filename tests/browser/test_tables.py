@@ -36,8 +36,8 @@ def page(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit
         at += 201_000
     options = LoadOptions(with_launches=True, to_draw=True)
     runs = load_runs([write_capture(tmp_path / "run.sqlite", capture)], options)
-    write_report(report_runs(runs), tmp_path / "pages")
-    visit.go((tmp_path / "pages" / "run-kernels.html").as_uri())
+    write_report(report_runs(runs), tmp_path)
+    visit.go((tmp_path / "run-kernels.html").as_uri())
     return visit
 
 
