@@ -100,7 +100,7 @@ def test_an_addition_is_as_many_places_as_contributing_says(tmp_path: Path, door
     for item, place in zip(items, door.changes, strict=True):
         assert place in item or Path(place).parent.as_posix() in item
 
-    shutil.copytree(ROOT / "ddp_prof", tmp_path / "ddp_prof", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "ddp_prof", tmp_path / "ddp_prof")  # with its compiled modules
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("figures"))
     for place, (after, added) in door.changes.items():
         path = tmp_path / place
