@@ -13,6 +13,7 @@ import shlex
 import struct
 import sys
 import termios
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ def console(command: str, *, lines: int | None = None, width: int = WIDTH, folde
     return "\n".join(["```console", f"$ {command}", *shown, "```", ""])
 
 
+@cache
 def _run_in_terminal(command: str, width: int, folder: Path) -> str:
-    """Run a command in a fork of this process, which has already imported what most commands need."""
+    """Run a command, once for all pages, in a fork of this process, which has imported what most commands need."""
     import ddp_prof.runs  # noqa: F401
     from ddp_prof.cli import main
 
@@ -172,6 +174,7 @@ def _keys(document: dict[str, Any]) -> str:
     return ", ".join(f"`{key}`" for key in document)
 
 
+@cache
 def _json_document(command: str) -> Any:
     from click.testing import CliRunner
 
