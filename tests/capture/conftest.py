@@ -61,7 +61,9 @@ def exported(path: Path, ranks: dict[int, int], *, lost_kernels: int | None = No
             at = 100 * step + 10
             capture.ranges.append(Range(f"step|index={step}", at, at + 90, process, process, "ddp_prof"))
         if rank != lost_kernels:
-            capture.kernels.append(Kernel("gemm", 20, 30, 15, process, process))
+            # One in each step: a step without any counts as lost where others have some.
+            for at in range(0, 100 * max(steps, 1), 100):
+                capture.kernels.append(Kernel("gemm", at + 20, at + 30, at + 15, process, process))
     path.unlink(missing_ok=True)
     write_capture(path, capture)
 
