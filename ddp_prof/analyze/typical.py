@@ -27,6 +27,8 @@ def distances_from_medians(parts: Ints) -> Ints:
 def find_typical_step(keys: Ints, parts: Ints) -> int | None:
     """Return the key of the step that is nearest to the medians of all; ``None`` without steps.
 
+    A step that some ranks lack is chosen only if all are such: what its collectives waited for cannot be told.
+
     The first and last step of a capture are often cut, or warm up or write results. One of them is chosen only if every
     other step is further away than the median distance of all steps. If several steps are equally near, the one with
     most exposed time is chosen.
@@ -38,12 +40,13 @@ def find_typical_step(keys: Ints, parts: Ints) -> int | None:
     """
     if not len(keys):
         return None
-    each, which = np.unique(keys, return_inverse=True)
+    each, which, ranks_of = np.unique(keys, return_inverse=True, return_counts=True)
     away = np.bincount(which, distances_from_medians(parts)) / np.bincount(which)
     exposed = np.bincount(which, parts[:, _EXPOSED])
     order = np.lexsort((-exposed, away))
+    order = order[ranks_of[order] == ranks_of.max()]
     inner = order[(order > 0) & (order < len(each) - 1)]
-    fits = len(inner) > 0 and away[inner[0]] <= np.median(away)
+    fits = len(inner) > 0 and away[inner[0]] <= np.median(away[order])
     return int(each[inner[0] if fits else order[0]])
 
 

@@ -44,6 +44,15 @@ def test_ranks_choose_together() -> None:
     assert typical_step_of([(np.arange(0), np.empty((0, len(PARTS)), np.int64))]) is None
 
 
+def test_a_step_that_a_rank_lost_is_not_chosen_where_all_have_another() -> None:
+    """What its collectives waited for cannot be told there: it said "in transfer or waiting for a peer"."""
+    first = (np.arange(6), np.array([step(idle=length) for length in (99, 100, 97, 104, 112, 101)]))
+    second = (np.array([2, 3, 4]), np.array([step(idle=length) for length in (97, 104, 112)]))
+    assert typical_step_of([first]) == 1
+    assert typical_step_of([first, second]) == 3
+    assert typical_step_of([first, (np.array([7]), np.array([step(idle=100)]))]) == 1
+
+
 def test_of_equally_near_steps_it_is_the_one_that_exposes_most() -> None:
     assert of_one_rank(step(exposed=1), step(exposed=3)) == 1
     assert find_typical_step(np.array([3, 4, 5, 6]), np.array([step(idle=7)] * 4)) == 4
