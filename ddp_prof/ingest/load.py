@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.errors import TraceError, printable, shell_quote
 from ddp_prof.ingest import ReadOptions
-from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
+from ddp_prof.manifest import SUFFIX, in_variant_order, load_manifest, manifest_path
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Trace
@@ -173,11 +173,24 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
     if packed := _packed_by(head):
         reason, unpack = packed
         raise TraceError(path, reason, f"unpack it first: {unpack} {shell_quote(path)}")
+    if made := _made_by_us(path, head):
+        raise TraceError(path, *made)
     raise TraceError(
         path,
         "neither a report of Nsight Systems, nor its SQLite export, nor a PyTorch profiler trace",
         "give a .nsys-rep, a .sqlite made by nsys export, or a .json or .json.gz made by torch.profiler",
     )
+
+
+def _made_by_us(path: Path, head: bytes) -> tuple[str, str] | None:
+    """Return what a file is that ddp-prof or a job with its monitor wrote, and what to do with it; else ``None``."""
+    if path.name.endswith(SUFFIX):
+        return "the description of a run, which holds no events", "give the trace that lies beside it"
+    if path.suffix == ".jsonl" and b'"schema"' in head:
+        return "the log of a monitor, which holds no events", "read it with 'ddp-prof monitor'"
+    if head.lstrip()[:15].lower() == b"<!doctype html>":
+        return "a page", "open it in a browser, or give the trace that it was made of"
+    return None
 
 
 def find_traces(path: Path) -> list[Path]:
