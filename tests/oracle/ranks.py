@@ -302,7 +302,8 @@ def _ranges(trace: Trace, process: int) -> list[Range]:
 def _is_mostly_in(phase: Range, step: Step) -> bool:
     """By at least half of the phase, or of the step."""
     within = min(phase.end, step.end) - max(phase.start, step.start)
-    return within > 0 and 2 * within >= min(phase.end - phase.start, step.end - step.start)
+    begins_in_it = step.start <= phase.start < step.end  # it may take no time at all
+    return (within > 0 or begins_in_it) and 2 * within >= min(phase.end - phase.start, step.end - step.start)
 
 
 def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:

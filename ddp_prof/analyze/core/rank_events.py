@@ -615,7 +615,8 @@ class _Builder:
         start_ns, end_ns = steps.start_ns[-1], steps.end_ns[-1]
         within_ns = np.minimum(phases.end_ns, end_ns) - np.maximum(phases.start_ns, start_ns)
         shorter_ns = np.minimum(phases.end_ns - phases.start_ns, end_ns - start_ns)
-        is_of_last = (within_ns > 0) & (2 * within_ns >= shorter_ns)
+        begins_in_last = (phases.start_ns >= start_ns) & (phases.start_ns < end_ns)
+        is_of_last = ((within_ns > 0) | begins_in_last) & (2 * within_ns >= shorter_ns)  # it may take no time at all
         kinds = distinct(phases.kind) if len(steps) > LEAST_ALIKE else []
         for name, rows in (
             ("phase", np.ones(len(phases), np.bool_)),

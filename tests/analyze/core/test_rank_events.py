@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -13,10 +14,12 @@ from ddp_prof.analyze.core.rank_events import UNMARKED, find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.quality import NO_BACKWARD, UNMARKED_WAITS
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, Category, CollectiveCalls, Operators, Trace
 from tests.drawing import PID, column, draw_trace, runs
 from tests.measuring import analysis_of, collectives_of
+from tests.nsys_factory import Capture, Range, write_capture
 
 EPOCHS = [
     ("process|rank=0|world=2", "####################"),
@@ -361,3 +364,15 @@ def test_a_last_step_without_a_phase_that_all_others_have_was_cut_off(optimizer:
     (rank,) = find_rank_events(trace)
     assert rank.steps.number.tolist() == steps
     assert any("step 4 left out: it has no optimizer, as all" in note for note in rank.step_notes) == (len(steps) == 4)
+
+
+def test_a_phase_that_takes_no_time_is_one(tmp_path: Path) -> None:
+    """On a host whose collectives end within the backward, what waits for them takes none: "it has no synchronize"."""
+    capture = Capture(ranges=[Range("process|rank=0|world=1|backend=gloo|device=cpu", 0, 500, 100, domain="ddp_prof")])
+    for number in range(5):
+        at = 100 * number
+        for name, start, end in ((f"step|index={number}", at, at + 100), ("synchronize", at + 50, at + 50)):
+            capture.ranges.append(Range(name, start, end, 100, domain="ddp_prof"))
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.steps.number.tolist() == [0, 1, 2, 3, 4]
+    assert not any("left out" in note for note in rank.step_notes)
