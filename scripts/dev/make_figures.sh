@@ -67,7 +67,7 @@ make_results() {
 make_pages() {
   local browser naive="$traces/naive.sqlite" overlap="$traces/overlap.sqlite"
   have "pages" "$naive" "$overlap" || return 0
-  if ! browser="$(command -v chromium || command -v google-chrome)"; then
+  if ! browser="$(command -v chromium || command -v google-chrome || command -v chromium-headless-shell)"; then
     say "no pictures of pages: that takes Chromium"
     return
   fi

@@ -49,6 +49,7 @@ def test_gpus_of_their_own_need_no_caveat(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_browser")
 def test_pages_and_exports_say_so_too(shared: list[Path], tmp_path: Path) -> None:
     assert run("report", *shared, "-o", tmp_path / "report").exit_code == 0
     assert Caveat.SHARED_GPU.value in (tmp_path / "report/index.html").read_text()

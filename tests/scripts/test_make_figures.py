@@ -65,6 +65,19 @@ def test_all_figures_are_made(machine: Checkout) -> None:
     assert machine.calls == expected(machine.root)
 
 
+@pytest.mark.parametrize("browser", ["google-chrome", "chromium-headless-shell"])
+def test_any_chromium_takes_the_screenshots_of_pages(machine: Checkout, tmp_path: Path, browser: str) -> None:
+    (machine.programs / "chromium").rename(machine.programs / browser)
+    machine.path = str(tmp_path / "system")
+    (tmp_path / "system").mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if not program.name.startswith(("chrom", "google-chrome")):
+            (tmp_path / "system" / program.name).symlink_to(program)
+    done = machine.run(SCRIPT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine.calls == expected(machine.root)
+
+
 def test_where_the_gui_does_not_run_its_screenshots_are_left_out(machine: Checkout) -> None:
     done = machine.run(SCRIPT, GUI="1")
     assert done.returncode == 0
