@@ -81,8 +81,9 @@ def test_perfetto_gets_no_counter_of_what_is_not_known(tmp_path: Path) -> None:
 
 
 def test_where_only_graphs_may_communicate_nothing_is_known_of_it(tmp_path: Path) -> None:
-    """It was zero, and n/a in tables."""
+    """Sums over the rank are of what was recorded, which is nothing."""
     (rank,) = measure_overlap(captured(tmp_path, communicates=False)).ranks
     assert isinstance(rank, RankOverlap)
-    for one in (rank, *rank.steps):
-        assert (one.comm_ns, one.overlapped_ns, one.exposed_ns, one.overlap_ratio) == (None, None, None, None)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, rank.overlap_ratio) == (0, 0, 0, None)
+    for step in rank.steps:
+        assert (step.comm_ns, step.overlapped_ns, step.exposed_ns, step.overlap_ratio) == (None, None, None, None)
