@@ -168,7 +168,16 @@ def _by_process(ranks: Iterable[Document]) -> dict[int, Document]:
 
 
 def _sums(collectives: list[Document]) -> Iterator[tuple[Entity, Document]]:
-    """The collectives of a rank sum to what is exposed and overlapped of it, those of its steps to these."""
+    """The collectives of a step sum to what is exposed and overlapped of it; those of a rank, too, unless some of two
+    steps, or of one and of none, run at once, whose time is that of both."""
+    ends: dict[Entity, dict[int | None, int]] = {}  # by rank and step
+    at_once = set()
+    for one in sorted(collectives, key=lambda one: one["start_ns"]):
+        place = ("rank", one["process"], one["device"])
+        of_steps = ends.setdefault(place, {})
+        if any(end > one["start_ns"] for step, end in of_steps.items() if step != one["step"]):
+            at_once.add(place)
+        of_steps[one["step"]] = max(one["end_ns"], of_steps.get(one["step"], one["end_ns"]))
     by: dict[Entity, Document] = {}
     for one in collectives:
         place = (one["process"], one["device"])
@@ -179,7 +188,8 @@ def _sums(collectives: list[Document]) -> Iterator[tuple[Entity, Document]]:
             for name in ("overlapped_ns", "exposed_ns"):
                 known = own[name] is not None and one[name] is not None
                 own[name] = own[name] + one[name] if known else None
-    yield from by.items()
+    for entity, own in by.items():
+        yield entity, {"collectives": own["collectives"]} if entity in at_once else own
 
 
 _TIME = r"(\d[\d,]*(?:\.\d+)?) (ns|µs|ms|s)\b"
