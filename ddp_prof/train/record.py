@@ -24,6 +24,7 @@ from ddp_prof.annotate.recording import export_trace, make_profile
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.all_reduce import ReducingVariant
+from ddp_prof.ddp.buckets import TakenGradient
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
 from ddp_prof.run_config import MANIFEST_FIELDS
 from ddp_prof.train.arguments import Arguments
@@ -206,7 +207,8 @@ def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> dict
     """
     stepped = variant.optimizer_parameters()
     parameters = [*variant.module.parameters(), *stepped]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    held = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [each for each in held if not isinstance(each, TakenGradient)]  # a placeholder has no memory
     states = [value for kept in optimizer.state.values() for value in kept.values()]
     return {
         "parameters": _storage_bytes(parameters),
