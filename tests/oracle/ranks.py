@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import numpy as np
-
 from ddp_prof.trace import Category, Kind, Trace
 from tests.oracle.recorded import Recorded, clocks_disagree, launches_of, lost_launches, read
 
@@ -326,11 +324,6 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     if (held and all(held) and is_empty) or lacks:  # the program ended in it
         steps = steps[:-1]
     collectives = [r for r in ranges if r.name.startswith("all_reduce|")]
-    table = trace.activities
-    if not np.any((table.process == process) & (table.category == Category.COMMUNICATION)):
-        opened = [r for r in collectives if r.is_open]  # nobody knows how long these take
-        collectives = [r for r in collectives if not r.is_open]
-        steps = [s for s in steps if not any(s.start <= r.start < s.end for r in opened)]
     ours = [r.name for r in ranges if r.name.startswith("process|")]
     lost = lost_launches(trace, process)
     events = _host_events(collectives, phases) if device is None and (collectives or ours) and not lost else []

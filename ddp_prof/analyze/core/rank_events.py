@@ -590,7 +590,6 @@ class _Builder:
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
         self._leave_out_unfinished_step()
-        self._leave_out_open_collectives()
         self.recording = find_recording(trace, process, self.steps, self.phases)
         self.is_gloo = are_gloo_events(trace, self.ranges)
         if len(self.steps) and not self.is_gloo.all():
@@ -628,23 +627,6 @@ class _Builder:
                 self.step_notes += (f"{steps.names[-1]} left out: {what}, so the program seems to have ended in it",)
                 self.steps = select(steps, np.arange(len(steps) - 1))
                 return
-
-    def _leave_out_open_collectives(self) -> None:
-        """Drop ranges of collectives that were open when the recording ended, and their steps, with a note.
-
-        Nobody knows how long they take. Where a device communicates, its kernels tell how long.
-        """
-        is_open = self.trace.spans.is_open[self.ranges.span] == 1
-        if not is_open.any() or any(category == Category.COMMUNICATION for _, category, _ in self.launches):
-            return
-        at = self.steps.index_at(self.ranges.launch_or_start_ns[is_open])
-        which = ", ".join(self.steps.names[step] for step in distinct(at) if step != UNKNOWN)
-        of_steps = f", and so are their steps ({which})" if which else ""
-        self.step_notes += (
-            f"collectives left out: {int(is_open.sum()):,}, still open when the recording ended{of_steps}",
-        )
-        self.ranges = select(self.ranges, ~is_open)
-        self.steps = select(self.steps, ~np.isin(np.arange(len(self.steps)), at))
 
     def device_ranks(self) -> list[RankEvents]:
         """Return one rank for each device of the process, with its warm-up and incomplete steps."""

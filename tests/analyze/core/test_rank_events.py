@@ -324,27 +324,6 @@ class TestGloosOwnEvents:
         assert (marked.blocking_ns, marked.dependencies.reason) == (3, None)
 
 
-def test_a_collective_of_the_host_that_was_open_at_the_end_is_left_out_with_its_step() -> None:
-    """It ended with the last event of the capture: 4.5 ms of communication in a step of 1 ms."""
-    trace = draw_trace(
-        ranges=[
-            ("process|rank=0|world=2|backend=gloo|device=cpu", "#" * 40),
-            ("step|index=0", "##########"),
-            ("step|index=1", "..........##########"),
-            ("backward", "######....######...."),
-            ("synchronize", "......####......####"),
-            ("all_reduce|bucket=0|bytes=8|params=1", "....####......##########################"),
-        ]
-    )
-    is_open = (trace.spans.end_ns == 40) & (trace.spans.start_ns > 0)
-    trace = replace(trace, spans=replace(trace.spans, is_open=is_open.astype(np.int64)))
-    (rank,) = measure_overlap(trace).ranks
-    assert [(step.step, step.comm_ns) for step in rank.steps] == [(0, 4)]
-    assert rank.comm_ns == 4
-    note = "collectives left out: 1, still open when the recording ended, and so are their steps (step 1)"
-    assert note in measure_overlap(trace).warnings
-
-
 @pytest.mark.parametrize(
     ("optimizer", "steps"),
     [
