@@ -42,6 +42,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.kernel_times import Contention, KernelRuns, measure_contention
+from ddp_prof.analyze.quality import NOT_TIMED
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_ROOM, column, derived, result_columns
@@ -209,8 +210,8 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 
 
 def _has_unknown_work(run: RunAnalysis) -> bool:
-    """Return whether a rank has steps but not all of its events are known."""
-    return any(len(rank.times) and rank.unknown_work for rank in run.ranks)
+    """Return whether a rank has steps but not all of its events are known, or not how long they took."""
+    return any(len(rank.times) and (rank.unknown_work or rank.reason in NOT_TIMED) for rank in run.ranks)
 
 
 def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Budget | None:
