@@ -82,7 +82,10 @@ def test_numbers_and_unrelated_rows_of_an_export(real: Path, tmp_path: Path) -> 
         renumber(database)
         add_unrelated_rows(database)
         database.commit()
-    assert documents(path, LATER_NS) == before
+    found = documents(path, LATER_NS)
+    for document in found:  # that steps of that process were recorded, and nothing else of it, is said
+        document["warnings"] = [note for note in document["warnings"] if not note.startswith("process 99 has ranges")]
+    assert found == before
 
 
 def test_a_run_twice_in_a_capture_has_the_same_steps_though_numbers_of_calls_repeat(

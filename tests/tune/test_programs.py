@@ -518,7 +518,7 @@ def test_why_settings_cannot_change_in_one_run(tmp_path: Path, programs: dict[st
 def test_one_tuning_at_a_time(tmp_path: Path) -> None:
     """Two would measure each other."""
     with hold_folder(tmp_path, lambda: None):
-        done = run("tune", "--try", "static_graph", "--store", tmp_path / "tune.db", "--", "torchrun", "t.py")
+        done = run("tune", "--try", "static_graph", "--store", tmp_path / "tune.db", "--", sys.executable, "t.py")
     assert done.exit_code == 1
     assert "another tuning writes there" in done.stderr
 
