@@ -30,8 +30,8 @@ def find_typical_step(keys: Ints, parts: Ints) -> int | None:
     A step that some ranks lack is chosen only if all are such: what its collectives waited for cannot be told.
 
     The first and last step of a capture are often cut, or warm up or write results. One of them is chosen only if every
-    other step is further away than the median distance of all steps. If several steps are equally near, the one with
-    most exposed time is chosen.
+    other step is further away than the median distance of those that may be chosen. If several steps are equally near,
+    the one with most exposed time is chosen.
 
     Args:
         keys: For each step of each rank, the key of the step of the run.
