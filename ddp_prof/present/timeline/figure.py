@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
 from ddp_prof.present.charts import EDGE, LEGEND, PAPER, UNSEEN, Chart, chart_title
+from ddp_prof.present.charts.static_images import WIDTH
 from ddp_prof.present.headlines import WHEN, WHY, hidden_shares_text
 from ddp_prof.present.text import MAX_NAME, milliseconds, percent, plain_name, shown_name, to_plain_text
 from ddp_prof.present.timeline.lanes import CODE
@@ -24,6 +26,7 @@ from ddp_prof.present.timeline.model import (
     Panel,
     RankLanes,
     Timeline,
+    overlap_ratio_of,
 )
 from ddp_prof.range_names import parse_range
 from ddp_prof.trace import UNKNOWN, concatenate, select
@@ -36,7 +39,10 @@ def draw_timeline(model: Timeline) -> Chart:
         to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
         for words, category in explanation(model)
     )
-    layout = base_layout(model)
+    layout, bars = base_layout(model), list(_bars(model, rows))
+    legend_rows = -(-sum(bar["showlegend"] for bar in bars) // LEGEND_COLUMNS)
+    top = TOP + LEGEND_ROW * max(0, legend_rows - 2)
+    layout["legend"] |= {"entrywidthmode": "fraction", "entrywidth": 1 / LEGEND_COLUMNS}
     # The vertical axis counts pixels from the top; each lane has its title at its middle.
     layout["yaxis"] |= {
         "range": [height, 0],
@@ -46,15 +52,15 @@ def draw_timeline(model: Timeline) -> Chart:
     }
     layout |= {
         "title": chart_title(to_plain_text(headline(model)), subtitle),
-        "height": round(height + TOP + BOTTOM),
-        "margin": {"t": TOP, "b": BOTTOM, "l": LEFT, "r": RIGHT},
+        "height": round(height + top + BOTTOM),
+        "margin": {"t": top, "b": BOTTOM, "l": LEFT, "r": RIGHT},
         "annotations": annotations,
         "shapes": shapes,
         "barmode": "overlay",
         "bargap": 0.01,  # with 0, Plotly rounds boxes to whole pixels
         "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
     }
-    return {"data": list(_bars(model, rows)), "layout": layout}
+    return {"data": bars, "layout": layout}
 
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
@@ -135,7 +141,13 @@ MARGIN = 0.005
 """Part of the interval's length that is added to the axis on either side."""
 
 TOP, PANEL_HEADER, PANEL_GAP, RANK_GAP, LANE_GAP = 124, 40, 26, 22, 5
-"""Pixels: above the lanes; for the title of a panel; and between panels, ranks and lanes."""
+"""Pixels: above the lanes, with a legend of two rows; for the title of a panel; and between panels, ranks and lanes."""
+
+HEADER_LINE, TITLE_LETTER, FACT_LETTER = 18, 10, 6
+"""Pixels in the title of a panel: a line, and the mean width of a letter of its first words and of the others."""
+
+LEGEND_COLUMNS, LEGEND_ROW = 5, 19
+"""Entries in a row of the legend, and its height in pixels."""
 
 ROWS = {HOST: 22, COMPUTE: 24, STRIP: 40}
 OTHER_ROW = 22
@@ -181,8 +193,9 @@ def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dic
         if headers:
             top += PANEL_GAP
             above_panels += [top] if panel.ranks else []
-        headers.append(_panel_header(panel, top + 16))
-        top += PANEL_HEADER
+        header, lines_of_header = _panel_header(panel, top + 16)
+        headers.append(header)
+        top += PANEL_HEADER + HEADER_LINE * (lines_of_header - 1)
         for number, rank in enumerate(panel.ranks):
             start = top
             between_ranks += [start - RANK_GAP / 2] if number else []
@@ -229,11 +242,22 @@ def base_layout(model: Timeline) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel_header(panel: Panel, y: float) -> dict[str, Any]:
-    """Return the line of text above a panel, as a Plotly annotation: its title, device and facts."""
-    facts = "  ·  ".join([theme.device_notice([panel.device], ()), *map(shown_name, panel.facts)])
-    text = f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
-    return {**_left_aligned_text(y), "text": text, "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
+def _panel_header(panel: Panel, y: float) -> tuple[dict[str, Any], int]:
+    """Return the text above a panel, as a Plotly annotation, and its number of lines: title, device and facts."""
+    lines: list[str] = []
+    room = WIDTH - 2 * EDGE
+    taken = TITLE_LETTER * len(plain_name(panel.title))
+    for fact in (theme.device_notice([panel.device], ()), *map(shown_name, panel.facts)):
+        length = FACT_LETTER * len(re.sub("<.*?>", "", f"  ·  {fact}"))  # without the tags of a coloured text
+        if lines and taken + length <= room:
+            lines[-1] += f"  ·  {fact}"
+            taken += length
+        else:
+            lines.append(fact)
+            taken = length if len(lines) > 1 else taken + length
+    text = f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {"<br>".join(lines)}'
+    place = _left_aligned_text(y + HEADER_LINE * (len(lines) - 1) / 2)  # the middle of the text
+    return {**place, "text": text, "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}, len(lines)
 
 
 def _left_aligned_text(y: float) -> dict[str, Any]:
@@ -260,8 +284,16 @@ EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS
 
 
 def headline(model: Timeline) -> str:
-    """Return a sentence on how much of its communication each run hides."""
+    """Return a sentence on how much of its communication each run hides, or all panels together if they are one run."""
+    if _is_one_run_of_several_files(model) and (ratio := overlap_ratio_of(model.panels)) is not None:
+        return f"{percent(ratio)} of communication hides behind compute"
     return hidden_shares_text([(plain_name(panel.title), panel.overlap_ratio) for panel in model.panels])
+
+
+def _is_one_run_of_several_files(model: Timeline) -> bool:
+    """Whether all panels are files of one run."""
+    first, *others = model.panels
+    return bool(first.told_of_run) and all(panel.run == first.run for panel in others)
 
 
 def page_headline(model: Timeline) -> str:
@@ -270,9 +302,8 @@ def page_headline(model: Timeline) -> str:
     If all panels are of one run, it says what hiding all communication would gain, where that is known. Otherwise it
     says how much of its communication each panel hides.
     """
-    first, *others = model.panels
-    if first.told_of_run and all(panel.run == first.run for panel in others):
-        return first.told_of_run
+    if _is_one_run_of_several_files(model):
+        return model.panels[0].told_of_run
     if len(model.panels) > 1 or not model.panels[0].gain:
         return headline(model)
     return f"{plain_name(model.panels[0].title)}: {model.panels[0].gain}"

@@ -291,13 +291,18 @@ class Panel:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Fraction of communication that is overlapped, over the whole capture and all ranks that know theirs.
+        """Fraction of communication that is overlapped; see :func:`overlap_ratio_of`."""
+        return overlap_ratio_of([self])
 
-        ``None`` if there is no such rank or no communication.
-        """
-        known = [rank.overlap for rank in self.ranks if rank.overlap.overlap_ratio is not None]
-        comm_ns = sum(rank.comm_ns or 0 for rank in known)
-        return sum(rank.overlapped_ns or 0 for rank in known) / comm_ns if comm_ns else None
+
+def overlap_ratio_of(panels: Sequence[Panel]) -> float | None:
+    """Return the fraction of communication that is overlapped, over the whole capture and all ranks that know theirs.
+
+    ``None`` if there is no such rank or no communication.
+    """
+    known = [rank.overlap for panel in panels for rank in panel.ranks if rank.overlap.overlap_ratio is not None]
+    comm_ns = sum(rank.comm_ns or 0 for rank in known)
+    return sum(rank.overlapped_ns or 0 for rank in known) / comm_ns if comm_ns else None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,15 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline, typical_steps
-from ddp_prof.present.timeline.figure import axis_title, draw_timeline, explanation, headline
+from ddp_prof.present.timeline.figure import (
+    HEADER_LINE,
+    LEGEND_COLUMNS,
+    LEGEND_ROW,
+    axis_title,
+    draw_timeline,
+    explanation,
+    headline,
+)
 from ddp_prof.present.timeline.lanes import stack
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, WAITING, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
@@ -484,11 +493,35 @@ class TestFigure:
         texts = [item.text for item in draw_timeline(build_timeline([source(draw_trace(**GPU))])).layout.annotations]
         assert any("device: cuda" in text for text in texts)
 
+    def test_many_facts_take_several_lines_within_the_picture(self) -> None:
+        few, many = [
+            draw_timeline(build_timeline([source(cpu_trace())._replace(caveats=caveats)])).layout
+            for caveats in ((), tuple(f"caveat {at}: {'x' * 40}" for at in range(9)))
+        ]
+        (text,) = [item.text for item in many.annotations if "caveat 0" in item.text]
+        lines = text.split("<br>")
+        assert len(lines) > 2
+        assert all(len(re.sub("<.*?>", "", line)) < 240 for line in lines)
+        assert many.height - few.height == HEADER_LINE * (len(lines) - 1), "lanes begin below them"
+
+    def test_the_legend_has_room_below_the_subtitle(self) -> None:
+        for model in (
+            build_timeline([source(cpu_trace())]),
+            build_timeline([source(cpu_trace()), source(draw_trace(**GPU))]),
+        ):
+            figure = draw_timeline(model)
+            entries = sum(bars.showlegend for bars in figure.data)
+            subtitle_ends = 70
+            assert figure.layout.margin.t >= subtitle_ends + LEGEND_ROW * -(-entries // LEGEND_COLUMNS)
+        assert entries > 2 * LEGEND_COLUMNS, "a third row"
+
     def test_the_headline_says_how_much_is_hidden(self) -> None:
         cpu = source(cpu_trace())
         assert headline(build_timeline([cpu])) == "overlap hides 50 % of its communication behind compute"
         both = build_timeline([source(cpu.trace, "A"), source(cpu.trace, "B")])
         assert headline(both) == "A hides 50 %, B 50 % of their communication behind compute"
+        of_one_run = [source(cpu.trace, title)._replace(told_of_run="told") for title in "AB"]
+        assert headline(build_timeline(of_one_run)) == "50 % of communication hides behind compute"
         silent = draw_trace(ranges={"step|index=0": "###"}, streams={7: "aa"})
         assert headline(build_timeline([source(silent, "solo")])) == "solo: how much communication hides is not known"
 
