@@ -21,7 +21,7 @@ _THIN = 0.04
 
 
 def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> Chart:
-    """Draw one row per run: on the left the parts of the median step, on the right the overlap of each step.
+    """Draw one row per run: on the left the parts of the typical step, on the right the overlap of each step.
 
     Args:
         results: The overlap of each run.
@@ -47,7 +47,7 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
         **STILL,
         legend={**LEGEND, "traceorder": "normal"},
         xaxis=axis(
-            f"parts of a step{some}, ms: of each the median over steps and ranks",
+            f"parts of the typical step{some}, ms",
             domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
         ),
         xaxis2=axis(
@@ -60,9 +60,8 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
 
 
 def parts_ms(summary: VariantSummary) -> dict[str, float]:
-    """Return the median length in ms of each part of a step, as in the table; empty if exposed time is not known."""
-    is_known = summary.exposed_ns is not None
-    return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if is_known}
+    """Return the length in ms of each part of the typical step, which sum to its length; empty if not known."""
+    return {part: ns / 1e6 for part in theme.STRIP if (ns := summary.parts_ns[part]) is not None}
 
 
 def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:

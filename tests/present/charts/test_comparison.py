@@ -37,6 +37,20 @@ def test_the_parts_are_those_of_the_table_and_sum_to_the_window() -> None:
         assert sum(parts.values()) * 1e6 == pytest.approx(summary.window_ns)
 
 
+def test_of_unequal_steps_the_parts_are_those_of_one() -> None:
+    """Medians of the parts, here 7 and 4, are those of no step."""
+    steps = ["bbbbbbAAAA", "bbbbbbbbA", "bbbbbbbAAAAAAAAA"]
+    run = "".join(steps)
+    ranges = {f"step|index={number}": "." * run.index(step) + "#" * len(step) for number, step in enumerate(steps)}
+    ranges["process|rank=0|world=1|variant=overlap|backend=gloo|device=cpu"] = "#" * len(run)
+    for name, sign in (("backward", "b"), ("synchronize", "A"), ("all_reduce|bucket=0|bytes=8|params=1", "A")):
+        ranges[name] = "".join("#" if each == sign else "." for each in run)
+    (summary,) = compare_variants([result_of(draw_trace(ranges=ranges, ranks={PID: 0}))])
+    parts = {part: round(ms * 1e6) for part, ms in parts_ms(summary).items()}
+    assert (parts["compute_only"], parts["exposed"]) in [(step.count("b"), step.count("A")) for step in steps]
+    assert sum(parts.values()) == summary.nearest_step_ns
+
+
 def test_a_row_a_run_in_the_order_given() -> None:
     figure = draw_comparison([BARE, HIDDEN, HALF])
     assert [text.strip() for text in figure.layout.yaxis.ticktext] == [
@@ -110,15 +124,17 @@ def test_what_cannot_be_known_is_left_out() -> None:
     assert parts_ms(compare_variants([SILENT])[0]) == {}
 
 
-def test_a_step_is_not_drawn_without_the_communication_that_none_is_known_to_have_launched() -> None:
+def test_a_step_is_drawn_with_the_communication_that_none_is_known_to_have_launched() -> None:
     """Its compute alone was, as if the step had been as short."""
     trace = draw_trace(
         ranges={"step 0": "########"}, launches={"main": "a......."}, streams={7: "aaaa....", 9: "..MMMM.."}
     )
     result = result_of(trace)
     (summary,) = compare_variants([result])
-    assert (summary.compute_only_ns, summary.overlap_ratio, parts_ms(summary)) == (2, 0.5, {})
-    assert [item.name for item in draw_comparison([result]).data if item.type == "bar"] == []
+    lengths = {part: round(ms * 1e6) for part, ms in parts_ms(summary).items() if ms}
+    assert lengths == {"compute_only": 2, "overlapped": 2, "exposed": 2, "idle": 2}
+    drawn = {item.name for item in draw_comparison([result]).data if item.type == "bar"}
+    assert drawn == {theme.LEGEND[part] for part in lengths}
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -143,7 +159,10 @@ def test_the_axis_says_where_parts_are_those_of_some_steps() -> None:
     pictures = {"step 0": "####", "step 1": "....####"}
     trace = draw_trace(ranges=pictures, launches={"main": "a...bM.."}, streams={7: "aa..bb..", 9: ".....MM."})
     titles = [draw_comparison([result]).layout.xaxis.title.text for result in (result_of(trace), BARE)]
-    assert [title.partition(",")[0] for title in titles] == ["parts of a step that communicates", "parts of a step"]
+    assert [title.partition(",")[0] for title in titles] == [
+        "parts of the typical step that communicates",
+        "parts of the typical step",
+    ]
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
     assert figure.layout.title.text == f"<b>{SILENT.label}: how much communication hides is not known</b>"
