@@ -62,7 +62,7 @@ def test_the_sdist_holds_what_git_knows_and_nothing_that_a_machine_made(built: P
     with tarfile.open(path) as sdist:
         inside = {member.name.partition("/")[2] for member in sdist if member.isfile()}
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert inside == set(listed.split()) - {"docs/figures"} | {"PKG-INFO"}
+    assert inside == set(listed.split()) | {"PKG-INFO"}
 
 
 def test_the_sdist_builds_the_same_wheel(built: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
