@@ -422,8 +422,11 @@ class _Process:
         return sorted(distinct(threads), key=lambda thread: (thread != self.process, thread))
 
     def _thread_title(self, thread: int) -> str:
+        """Return the name of a thread with its number, which torch.profiler's names already hold."""
         name = self.trace.threads.get((self.process, thread), "thread")
-        return f"main thread {thread}" if thread == self.process else f"{name} {thread}"
+        if thread == self.process:
+            return f"main thread {thread}"
+        return name if str(thread) in name.split() else f"{name} {thread}"
 
     def _slices(
         self,

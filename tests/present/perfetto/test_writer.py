@@ -213,6 +213,13 @@ def test_a_collective_tells_its_bucket_bytes_step_and_correlation(tmp_path: Path
     assert compute["args"] == {"step": 7, "correlation": ord("a")}
 
 
+def test_a_thread_that_is_named_by_its_number_has_it_once(tmp_path: Path) -> None:
+    """torch.profiler's threads are called ``thread 4244 (python)``."""
+    trace = draw_trace(launches={"main": "a..", "thread 4244 (python)": ".b."}, streams={7: ".aab"})
+    viewed = Viewed.open(source_of(with_details(trace)), folder=tmp_path)
+    assert "CUDA calls, thread 4244 (python)" in viewed.titles("thread_name")
+
+
 def test_an_arrow_leads_from_each_call_to_what_it_launched(tmp_path: Path) -> None:
     """A graph is one call that launches two kernels."""
     trace = draw_trace(
