@@ -59,9 +59,9 @@ is an upper bound. device: cpu shows what a variant does, not how fast a GPU wou
 warnings, notes and not_known that matter for the answer; if they say that a figure is not available, say so."""
 
 ARGUMENTS = """
-Arguments: traces, a list of files or folders, best as absolute paths; step_range and backward_range, regular
-expressions for the names of ranges that are steps and backward, needed if info recognises none. A long list in the
-answer is cut and named in 'cut': part=NAME and first=NUMBER return its entries from that number on."""
+Arguments, and no others: traces, a list of files or folders, best as absolute paths; step_range and backward_range,
+regular expressions for the names of ranges that are steps and backward, needed if info recognises none. A long list in
+the answer is cut and named in 'cut': part=NAME and first=NUMBER return its entries from that number on."""
 
 LONGEST = 24_000
 """Most characters in an answer, so that it fits beside the rest of an assistant's context."""
@@ -128,6 +128,8 @@ def _make_tool(name: str) -> Callable[..., str]:
         first: int = 0,
     ) -> str:
         # Answers a question; ARGUMENTS describes the parameters to the assistant.
+        if not traces:
+            raise ToolError("no traces are given: name at least one file or folder")
         question = Question(name, tuple(traces), LoadOptions(step_range, backward_range), part, max(0, first))
         try:
             with ONE_BY_ONE:

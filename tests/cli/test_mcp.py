@@ -186,6 +186,7 @@ def test_an_error_is_one_line_with_a_way_out(server: Server, tmp_path: Path) -> 
     report.write_bytes((TRACES / "flat.nsys-rep").read_bytes())
     overlap = str(TRACES / "overlap.sqlite")
     wrong = [
+        ({"traces": []}, "no traces are given"),
         ({"traces": ["nowhere.sqlite"]}, "nowhere.sqlite: No such file or directory: check the path"),
         ({"traces": [str(report)]}, f"{report}: a raw report without its export"),
         ({"traces": [overlap], "step_range": "("}, "not a regular expression"),
