@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, va
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
-from ddp_prof.present.text import milliseconds, percent, shown_name, size
+from ddp_prof.present.text import MAX_NAME, milliseconds, percent, shown_name, size
 from ddp_prof.variants import BYTES_PER_MB
 
 _TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560  # pixels: above the plot, of a row of bars, below the plot, of a figure
@@ -134,7 +135,7 @@ def draw_buckets(results: TestbedResults) -> Chart:
         if observation.name.startswith("model_") and observation.text
     ]
     return _figure(
-        results, "Step time by bucket size", traces, "".join(notes),
+        results, "Step time by bucket size", traces, " ".join(notes),
         xaxis=_size_axis(results), yaxis=axis("step time (ms); bars: 95 % interval", fixedrange=True),
         legend={"x": 1.02, "y": 1}, r=330,
     )  # fmt: skip
@@ -171,7 +172,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
     title = f"The model expects the least communication after backward with buckets of {model.best_mb:.2g} MiB"
     if expectations:
         title = f"Tail by bucket size: what was expected is off by {error_text(expectations)}"
-        verdict = mismatch_text(model, expectations).replace(". ", ".\n")
+        verdict = mismatch_text(model, expectations)
     return _figure(
         results, title, traces, verdict,
         xaxis=_size_axis(results),
@@ -271,7 +272,7 @@ def _figure(
         results: The results of the testbed.
         title: Title of the figure.
         traces: What is drawn, as Plotly's traces.
-        note: Further lines of the subtitle.
+        note: Further sentences of the subtitle, each on a line of its own.
         height: Height of the whole figure, in pixels.
         l: Margin at the left, in pixels.
         r: Margin at the right.
@@ -282,8 +283,9 @@ def _figure(
         stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)
         notice = theme.device_notice([device], [caveat for caveat in Caveat if caveat.value in stated])
         subtitle = subtitle.replace(f"device: {device}", notice, 1)
-    subtitle += "".join(f"<br>{shown_name(line)}" for line in note.splitlines())
-    top, bottom = _TOP + 20 * len(note.splitlines()), _BOTTOM + 10
+    lines = [line for sentence in note.replace(". ", ".\n").splitlines() for line in wrap(sentence, MAX_NAME)]
+    subtitle += "".join(f"<br>{shown_name(line)}" for line in lines)
+    top, bottom = _TOP + 20 * len(lines), _BOTTOM + 10
     return make_chart(
         traces, title=shown_name(title), subtitle=subtitle, height=height - top - bottom, t=top, b=bottom, l=l, r=r,
         **{**STILL, "legend": LEGEND, **layout},

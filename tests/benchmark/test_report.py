@@ -238,6 +238,17 @@ class TestFigures:
         assert list(curves["bucketed, batch 2 x 64"].y) == pytest.approx([90, 80, 85])
         assert list(curves["fastest other, batch 2 x 64: overlap"].y) == pytest.approx([95, 95])
 
+    def test_what_is_said_of_the_model_is_not_cut(self) -> None:
+        sweep = exact()
+        for bucket in (1.0, 10.0):
+            sweep.add("bucketed", 90, 20, bucket=bucket, work=(4, 64), trace_comm_ns=9 * MS, trace_overlapped_ns=2 * MS,
+                      trace_exposed_ns=7 * MS, trace_tail_ns=5 * MS)  # fmt: skip
+        testbed = testbed_of(sweep)
+        (told,) = [one.text for one in testbed.observations if one.name.startswith("model_") and one.text]
+        lines = draw_buckets(testbed).layout.title.subtitle.text.split("<br>")[1:]
+        assert " ".join(lines) == told
+        assert len(lines) > 1
+
     def test_a_size_above_all_gradients_is_one_bucket(self) -> None:
         axis = draw_buckets(testbed_of(exact())).layout.xaxis
         assert list(axis.ticktext) == ["1", "10", "100 and more<br>(one bucket)"]
