@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,3 +25,13 @@ def is_running(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
         return False
     return state != "Z"  # of a child of this test nobody may have taken note yet
+
+
+def ignores(process: int, number: signal.Signals) -> bool:
+    """Whether a process that runs ignores a signal."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    mask = int(status.partition("SigIgn:")[2].split()[0], 16)  # a bit for each signal; the lowest is that of signal 1
+    return bool(mask >> (number - 1) & 1)

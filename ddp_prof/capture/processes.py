@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddp_prof.errors import WorkloadError, printable
-from ddp_prof.train.launch import handle_signals, handle_stopping
+from ddp_prof.signals import handle_signals, handle_stopping
 
 MARK = "DDP_PROF_CAPTURE"
 """Environment variable that all processes of a run have; its value is the run's temporary folder."""

@@ -18,6 +18,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say, say_lines
 from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, UsageError, lacks_memory, printable
+from ddp_prof.signals import do_nothing_on_stopping, handle_signals, handle_stopping, ignore_stopping
 
 COMMANDS = {
     "capture": "ddp_prof.cli.capture",
@@ -68,6 +69,7 @@ def error_line(error: BaseException) -> str:
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     """Turn a signal into the exception that Ctrl-C raises, with the signal's number as argument."""
+    do_nothing_on_stopping()  # a second signal would interrupt the clean-up
     raise KeyboardInterrupt(number)
 
 
@@ -159,22 +161,20 @@ class Commands(click.Group):
         """Run the command. An error that a user can act on becomes one line on stderr and exit code 1.
 
         Exit code 3 means that a requirement is not met; 2 is wrong usage, as for click. SIGTERM and SIGHUP end a
-        command as Ctrl-C does, so that half-written files are removed. Where another program runs the command, the
-        signal is for that program, too. A SIGHUP that nohup ignores stays ignored.
+        command as Ctrl-C does, so that half-written files are removed, which no further signal interrupts. Where
+        another program runs the command, the signal is for that program, too. Signals that are ignored stay ignored.
         """
-        # The handlers of both signals are replaced while the command runs. What nohup ignores is left alone.
-        before = {
-            number: signal.signal(number, _interrupt)
-            for number in (signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
+        before = handle_stopping(_interrupt)
         try:
             result = super().invoke(ctx)
         except KeyboardInterrupt as stop:
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
             say(f"stopped by {number.name}; what was written before is complete", err=True)
-            if number in before and not self.is_program:
-                signal.signal(number, before.pop(number))
+            if self.is_program:
+                before = {}
+                ignore_stopping()
+            elif number != signal.SIGINT:
+                handle_signals(before)
                 signal.raise_signal(number)
             raise click.exceptions.Exit(128 + number) from None  # the convention of shells
         except (*ACTIONABLE, *MAY_LACK_MEMORY) as error:
@@ -185,8 +185,7 @@ class Commands(click.Group):
             failure = _WrongUsage if isinstance(error, UsageError) else click.ClickException
             raise failure(error_line(error)) from error
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            handle_signals(before)
         if code := ctx.meta.get(EXIT_CODE):
             ctx.exit(code)
         return result

@@ -111,7 +111,7 @@ def tune(
     """
     from ddp_prof.atomic_file import protect_files
     from ddp_prof.capture.preflight import why_not_startable
-    from ddp_prof.train.launch import Stopped, stop_on_signals
+    from ddp_prof.signals import Stopped, stop_on_signals
     from ddp_prof.tune.measure import Program
     from ddp_prof.tune.report import plan_lines, warning_of
     from ddp_prof.tune.session import Limits

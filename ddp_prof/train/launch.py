@@ -19,15 +19,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError, printable
 from ddp_prof.new_process import without_main_module
+from ddp_prof.signals import Stopped, ignore_stopping, stop_on_signals
 
 Rank = subprocess.Popen[bytes] | BaseProcess
 
@@ -42,8 +42,6 @@ POLL_S = 0.02
 """Seconds between two looks whether ranks have ended."""
 RANK_BYTES = 2**28
 """Memory that torch alone needs in each rank, in bytes."""
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that ask a process to end."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 FORKING = multiprocessing.get_context("forkserver")
@@ -51,14 +49,6 @@ FORKING = multiprocessing.get_context("forkserver")
 # The last two would be imported by the first step of an optimizer and by the variant fsdp.
 PRELOADED = ["ddp_prof.train.run", "torch._dynamo", "torch.distributed.fsdp"]
 FORKING.set_forkserver_preload(PRELOADED)
-
-
-class Stopped(Exception):  # noqa: N818  # not an error
-    """Raised when a signal asks this process to end; ``number`` is the number of the signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def launch(world: int, command: Sequence[str], log: Path | None = None, *, forked: bool = False) -> None:
@@ -118,33 +108,6 @@ def run_program(program: str, action: Callable[[], int | None], *, on_stop: str 
     except Stopped as stop:
         sys.stderr.write(on_stop)
         return 128 + stop.number
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Raise :class:`Stopped` in the block if a signal asks this process to end; further such signals are ignored."""
-    before = handle_stopping(_raise_stopped)
-    try:
-        yield
-    except Stopped:  # go on ignoring signals, which would interrupt the clean-up
-        before = {}
-        raise
-    finally:
-        handle_signals(before)
-
-
-def handle_stopping(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Call ``handler`` for the signals that ask this process to end; return the former handler of each signal.
-
-    A SIGHUP that is ignored, as under nohup, stays ignored.
-    """
-    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return {number: signal.signal(number, handler) for number in STOPPING if number != signal.SIGHUP or not is_ignored}
-
-
-def handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
@@ -213,12 +176,6 @@ def _end_with_launcher(launcher: BaseProcess) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _raise_stopped(number: int, _frame: FrameType | None) -> None:
-    """Handle a signal by raising :class:`Stopped`; further signals that ask this process to end are ignored."""
-    handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
-    raise Stopped(number)
-
-
 def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
     """Wait until all ranks ended, or until a rank failed and all others had :data:`GRACE_S` seconds to end.
 
@@ -237,11 +194,13 @@ def _end(ranks: Sequence[Rank]) -> None:
 
     From now on this process ignores signals that ask it to end.
     """
-    handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
-    for end in ("terminate", "kill"):  # methods that both kinds of processes have
-        for rank in _running(ranks):
-            getattr(rank, end)()
-        _wait_at_most(ranks, GRACE_S)
+    try:
+        ignore_stopping()
+    finally:  # also if a signal that came just before raises Stopped
+        for end in ("terminate", "kill"):  # methods that both kinds of processes have
+            for rank in _running(ranks):
+                getattr(rank, end)()
+            _wait_at_most(ranks, GRACE_S)
 
 
 def _wait_at_most(ranks: Sequence[Rank], seconds: float) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from ddp_prof.capture import processes
 from ddp_prof.capture.variant import NSYS_STARTS
 from tests.capture.conftest import NSYS, Machine, exported, is_sleeping, written_by_torch
-from tests.waiting import wait_until
+from tests.waiting import ignores, is_running, wait_until
 
 THREE = ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
 
@@ -352,9 +352,11 @@ def test_signals_end_all_of_it_and_nothing_is_left(machine: Machine, isolate: st
     wait_until((machine.folder / "began").exists)
     wait_until(lambda: is_sleeping(marker))
     (scratch,) = _scratch_folders(process.pid)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        os.killpg(process.pid, number)
-        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    wait_until(lambda: not is_running(process.pid) or ignores(process.pid, signal.SIGHUP))
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
     assert process.communicate() == ("", "")
     assert process.returncode == 143
     assert not is_sleeping(marker)

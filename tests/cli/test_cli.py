@@ -226,7 +226,8 @@ def test_a_folder_stands_for_the_traces_in_it(trace: Path) -> None:
     assert [document["label"] for document in documents] == ["known", "other"]
 
 
-# Runs the command line and counts the calls of our functions; at one of them the user presses control-C.
+# Runs the command line and counts the calls of our functions. At one of them the user presses control-C, and then ends
+# the program in other ways, during the clean-up and once more when the command has ended.
 INTERRUPTED = """
 import os, signal, sys
 at, calls = int(sys.argv.pop(1)), 0
@@ -236,7 +237,14 @@ def count(frame, event, argument):
     if event == "call" and "ddp_prof" in frame.f_code.co_filename:
         calls += 1
         if calls == at:
-            os.kill(os.getpid(), signal.{signal})
+            try:
+                os.kill(os.getpid(), signal.{signal})
+            finally:
+                end_in_all_ways()
+
+def end_in_all_ways():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(os.getpid(), number)
 
 sys.setprofile(count)
 from ddp_prof.cli import main
@@ -244,6 +252,8 @@ try:
     main()
 finally:
     sys.setprofile(None)
+    if at > 0:
+        end_in_all_ways()
     print(calls, file=sys.stderr)
 """
 
@@ -282,6 +292,7 @@ def test_an_interrupted_command_leaves_the_trace_as_it_was(
     assert done.returncode == 128 + number
     assert whole.startswith(done.stdout)
     assert f"stopped by {number.name}; what was written before is complete" in done.stderr
+    assert "Traceback" not in done.stderr
     assert hashlib.sha256(trace.read_bytes()).digest() == before
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
 

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
 from ddp_prof.variants import VARIANT_NAMES
 from tests.capture.conftest import Machine, is_sleeping, machine  # noqa: F401  # a fixture
 from tests.scripts.conftest import ROOT, Checkout
-from tests.waiting import is_running, wait_until
+from tests.waiting import ignores, is_running, wait_until
 
 NAMES = ["naive", "flat", "overlap", "bucketed_1mb", "bucketed_10mb", "bucketed_100mb", "torch", "sharded", "fsdp"]
 DDP_PROF = """
@@ -179,9 +180,11 @@ def test_a_setting_that_no_capture_can_have_is_one_line(
 def test_a_signal_ends_the_capture_in_one_line(machine: Machine, number: signal.Signals, code: int) -> None:  # noqa: F811
     """And a second one, as the end of a session sends, cuts nothing off."""
     process, workload = _started(machine)
-    for each in (number, signal.SIGTERM, signal.SIGINT):
-        os.killpg(process.pid, each)
-        time.sleep(0.1)
+    os.killpg(process.pid, number)
+    wait_until(lambda: not is_running(process.pid) or ignores(process.pid, signal.SIGTERM))
+    for each in (signal.SIGTERM, signal.SIGINT):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, each)
     _, complaint = process.communicate()
     assert process.returncode == code
     assert complaint == "\nprofile_all: stopped; what was captured before is kept, and the next run goes on\n"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.train.launch import launch, most_ranks, stop_on_signals
+from ddp_prof.signals import stop_on_signals
+from ddp_prof.train.launch import launch, most_ranks
 from tests.waiting import is_running, wait_until
 
 PRELUDE = """
@@ -169,7 +170,8 @@ time.sleep(600)
     # These ranks need no torch: the server is not to take seconds to import it.
     launcher = f"""
 import sys
-from ddp_prof.train.launch import FORKING, Stopped, launch
+from ddp_prof.signals import Stopped
+from ddp_prof.train.launch import FORKING, launch
 FORKING.set_forkserver_preload([])
 try:
     launch(2, {ranks(code, forked=forked)!r}, forked={forked})

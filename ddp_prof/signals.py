@@ -1,0 +1,77 @@
+"""Handles signals that ask a process to end: the first one ends it, later ones do not interrupt the clean-up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a process to end."""
+
+
+class Stopped(Exception):  # noqa: N818  # not an error
+    """Raised when a signal asks this process to end; ``number`` is the number of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Raise :class:`Stopped` in the block if a signal asks this process to end; further such signals are ignored."""
+    before = handle_stopping(_raise_stopped)
+    try:
+        yield
+    except Stopped:  # go on ignoring signals, which would interrupt the clean-up
+        before = {}
+        ignore_stopping()
+        raise
+    finally:
+        handle_signals(before)
+
+
+def _raise_stopped(number: int, _frame: FrameType | None) -> None:
+    """Handle a signal by raising :class:`Stopped`; further signals that ask this process to end do nothing."""
+    do_nothing_on_stopping()
+    raise Stopped(number)
+
+
+def handle_stopping(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Call ``handler`` for the signals that ask this process to end; return the former handler of each signal.
+
+    A signal that is ignored stays ignored, such as SIGHUP under nohup, and SIGINT in a background job of a script.
+    """
+    return {
+        number: signal.signal(number, handler) for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+
+def handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def do_nothing_on_stopping() -> None:
+    """Let a function that does nothing handle the signals that ask this process to end; for handlers of signals.
+
+    Python may have noted another signal already and call its handler later. If that is ``SIG_IGN`` by then, Python
+    prints a traceback: "Signal 2 ignored due to race condition".
+    """
+    handle_signals(dict.fromkeys(STOPPING, _do_nothing))
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def ignore_stopping() -> None:
+    """Ignore the signals that ask this process to end, also while Python ends, when its handlers are gone.
+
+    Not for handlers of signals: see :func:`do_nothing_on_stopping`.
+    """
+    do_nothing_on_stopping()
+    handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))  # signal.signal first calls the handlers of noted signals

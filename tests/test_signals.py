@@ -1,0 +1,76 @@
+"""Signals that ask a process to end: the first one is told, and all others interrupt nothing, even those beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ddp_prof.signals import STOPPING, Stopped, handle_signals, stop_on_signals
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    handle_signals(before)
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Python could only print to stderr."""
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    return found
+
+
+def send_at_once(*numbers: signal.Signals) -> None:
+    """Let Python note all of them before it calls the handler of the first, as on a busy machine."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def stopped_by(block: Callable[[], None]) -> int:
+    """The number of the signal that stops a block."""
+    with pytest.raises(Stopped) as stopped, stop_on_signals():
+        block()
+    return stopped.value.number
+
+
+def test_signals_that_come_together_stop_the_program_once_and_print_nothing(unraisable: list[Any]) -> None:
+    cleaned = []
+
+    def block() -> None:
+        try:
+            send_at_once(*STOPPING)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append("all of it")
+
+    assert stopped_by(block) in STOPPING
+    assert cleaned == ["all of it"]
+    assert unraisable == []
+    assert {signal.getsignal(number) for number in STOPPING} == {signal.SIG_IGN}, "also while Python ends"
+
+
+def test_the_first_signal_is_told() -> None:
+    def block() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert stopped_by(block) == signal.SIGHUP
+
+
+def test_what_is_ignored_in_the_background_stays_ignored() -> None:
+    handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
+    with stop_on_signals():
+        send_at_once(*STOPPING)
+    assert {signal.getsignal(number) for number in STOPPING} == {signal.SIG_IGN}
