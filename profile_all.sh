@@ -17,8 +17,8 @@
 #   FIGURES_DIR       where timelines and figures go          (default: figures/local in the checkout, likewise)
 #   FORCE             1: capture and train again              (default: 0)
 # and those of scripts/profile_variant.sh, of which the most useful are
-#   MODEL_SIZE (tiny mini small medium large xl 2.7B xl-2026 10B-2026)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE
-#   BACKEND  RANKS_PER_GPU  PROFILER  NSYS
+#   MODEL_SIZE (tiny mini wide small medium large xl 2.7B xl-2026 10B-2026)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU
+#   DEVICE  BACKEND  RANKS_PER_GPU  PROFILER  NSYS
 # of scripts/env.sh (PYTHON, VENV, CHROMIUM) and of scripts/install_nsys.sh (NSYS_PREFIX, NSYS_FETCH).
 #
 # Exit: 0 when every capture is there, 1 when one failed (the others are captured nevertheless), 2 for wrong usage.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.cli import COMMANDS
+from ddp_prof.train import MODEL_SIZES
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.drawing import instants, picture_of
@@ -140,6 +141,22 @@ def test_pictures_of_a_gpu_are_told_to_be_of_the_machine_that_made_them() -> Non
     ]
     assert captions
     assert [caption for caption in captions if "H200" not in caption] == []
+
+
+def test_the_options_of_all_commands_are_in_the_help_that_the_page_names() -> None:
+    intro = (ROOT / "docs/commands.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    options = {
+        word for row in re.findall(r"^\| (`-.*?) \|", intro, re.MULTILINE) for word in re.findall(r"`(-+[\w-]+)", row)
+    }
+    assert {"--format", "--one-run", "-q"} <= options
+    named = re.findall(r"`(?:ddp-prof COMMAND )?(--help[\w-]*)`", intro)
+    told = " ".join(run("overlap", help_option).stdout for help_option in named)
+    assert {option for option in options if not re.search(rf"(^|\s){option}\b", told)} == set()
+
+
+def test_profile_all_names_the_sizes_of_models_that_there_are() -> None:
+    (names,) = re.findall(r"MODEL_SIZE \((.*?)\)", (ROOT / "profile_all.sh").read_text(encoding="utf-8"))
+    assert names.split() == list(MODEL_SIZES)
 
 
 def test_the_readme_is_a_tour() -> None:
