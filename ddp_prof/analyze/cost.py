@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
 
-from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.analyze.statistics import FEW_STEPS

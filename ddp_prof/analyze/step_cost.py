@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap
 
 ON_CPU = "ranks share cores: what communication takes from compute is not in the trace"

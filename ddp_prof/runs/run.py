@@ -58,8 +58,9 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.critical.critical_path import RankWork, RunCritical
     from ddp_prof.analyze.doctor import Diagnosis
     from ddp_prof.analyze.inventory import TraceInventory
+    from ddp_prof.analyze.kernels.contention import Contention
     from ddp_prof.analyze.kernels.device_use import DeviceUse
-    from ddp_prof.analyze.kernels.kernel_times import Contention, KernelRuns
+    from ddp_prof.analyze.kernels.kernel_times import KernelRuns
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
@@ -268,7 +269,7 @@ class Run:
 
     def contention(self) -> Contention:
         """Return how much slower kernels are beside communication."""
-        from ddp_prof.analyze.kernels.kernel_times import measure_contention
+        from ddp_prof.analyze.kernels.contention import measure_contention
 
         contention: Contention = self._make("contention", lambda: measure_contention(self.kernels()))
         return contention
@@ -594,7 +595,8 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis, run: R
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.cost import contention_of, measure_cost
-    from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_contention
+    from ddp_prof.analyze.kernels.contention import measure_contention
+    from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
     from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline, idle_headline

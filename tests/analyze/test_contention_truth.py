@@ -18,7 +18,8 @@ from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_crit
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.doctor import diagnose_run
 from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence, measure_facts
-from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_contention
+from ddp_prof.analyze.kernels.contention import measure_contention
+from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.step_cost import PARTS, find_slowed
 from tests.analyze.contended_device import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddp_prof import load_runs
 from ddp_prof.analyze.cost import Bounds, Cost, find_bounds, measure_cost, measure_run_cost
-from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.step_cost import ON_CPU, PARTS, StepCost
 from ddp_prof.analyze.variants.comparison import VariantSummary

@@ -10,7 +10,7 @@ import pytest
 
 import ddp_prof as dp
 from ddp_prof.analyze.cost import measure_run_cost
-from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.statistics import ratio_of_repeats
 from ddp_prof.analyze.variants.comparison import compare_variants

@@ -11,8 +11,9 @@ from ddp_prof.analyze.collectives.straggler import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.cost import RunCost, measure_run_cost
 from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.kernels.device_use import DeviceUse, measure_rank_use
-from ddp_prof.analyze.kernels.kernel_times import Contention, find_kernel_runs, measure_kernels
+from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_kernels
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.analyze.variants.comparison import compare_variants

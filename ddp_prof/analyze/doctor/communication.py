@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.sizes import find_alike_times
 from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
-from ddp_prof.analyze.kernels.kernel_times import limit_contention_ns
+from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.communication import OPERATIONS
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select

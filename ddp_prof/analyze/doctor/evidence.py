@@ -22,8 +22,9 @@ from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
 from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.kernels.contention_limit import SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.kernels.device_use import measure_starvation
-from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import NOT_TIMED, why_no_steps, why_unknown
 from ddp_prof.analyze.root_cause import RootCause

@@ -41,7 +41,8 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.kernels.kernel_times import Contention, KernelRuns, measure_contention
+from ddp_prof.analyze.kernels.contention import Contention, measure_contention
+from ddp_prof.analyze.kernels.kernel_times import KernelRuns
 from ddp_prof.analyze.quality import NOT_TIMED
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 from ddp_prof.analyze.cost import RunCost
-from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.statistics import EACH_ALONE
 from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary

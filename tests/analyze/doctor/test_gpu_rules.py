@@ -22,7 +22,7 @@ from ddp_prof.analyze.doctor.communication import _reduction_couples_all, bucket
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.gains import NO_QUEUE
 from ddp_prof.analyze.doctor.hosts import host_sync
-from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.step_cost import find_slowed
 from ddp_prof.ingest.load import load_trace

@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.kernel_times import (
-    Contention,
-    KernelRuns,
-    find_kernel_runs,
-    measure_contention,
-    measure_kernels,
-)
+from ddp_prof.analyze.kernels.contention import Contention, measure_contention
+from ddp_prof.analyze.kernels.kernel_times import KernelRuns, find_kernel_runs, measure_kernels
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.drawing import draw_trace
@@ -66,7 +61,7 @@ def test_too_few_kernels_are_refused_though_they_are_matched_by_position(tmp_pat
 
 
 def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_prof.analyze.kernels.kernel_times.LEAST_KERNELS", 4)
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention.LEAST_KERNELS", 4)
     found = measure_contention(samples(tmp_path, overlapping=True), samples(tmp_path, overlapping=False))
     assert (found.kernels, found.runs, found.share) == (4, 4 * STEPS, 1.0)
     assert found.slowdown == pytest.approx(1.3)
@@ -115,7 +110,7 @@ def test_a_kernel_is_known_by_its_launch_shape_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_launches: bool, kernels: int
 ) -> None:
     """One of another shape moves the positions only where shapes are not known."""
-    monkeypatch.setattr("ddp_prof.analyze.kernels.kernel_times.LEAST_KERNELS", 1)
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention.LEAST_KERNELS", 1)
     beside = samples(tmp_path, overlapping=True, other_shape_first=True, with_launches=with_launches)
     alone = samples(tmp_path, overlapping=False, with_launches=with_launches)
     assert measure_contention(beside, alone).kernels == kernels

@@ -141,7 +141,7 @@ def test_where_one_run_tells_no_contention_the_change_keeps_it_in_compute() -> N
 
 
 def test_contention_is_no_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_prof.analyze.kernels.kernel_times.LEAST_KERNELS", 4)
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention.LEAST_KERNELS", 4)
     monkeypatch.setattr(RunAnalysis, "has_same_workload", lambda self, other: self is not other)
     runs = []
     for label, overlaps in (("naive", False), ("overlap", True)):

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.kernel_times import (
-    SlowdownLimit,
-    find_kernel_runs,
-    limit_contention_ns,
-    limit_slowdown,
-    measure_contention,
-)
+from ddp_prof.analyze.kernels.contention import measure_contention
+from ddp_prof.analyze.kernels.contention_limit import SlowdownLimit, limit_contention_ns, limit_slowdown
+from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import load_runs
@@ -65,7 +61,7 @@ def test_the_limit_is_not_below_the_figure(tmp_path: Path) -> None:
 def test_kernels_that_later_steps_let_compare_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_capture(tmp_path / "x.sqlite", capture())
     whole = limit_of(path)
-    monkeypatch.setattr("ddp_prof.analyze.kernels.kernel_times._FIRST_STEPS", 1)  # in one step each runs once
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention_limit._FIRST_STEPS", 1)  # in one step each runs once
     assert limit_of(path) == whole
     assert whole.compares
 

@@ -1,0 +1,456 @@
+"""Contention: the time by which communication slows all kernels of a run together.
+
+Executions with the same name and launch shape at the same position in the step (the n-th launch of these) are compared:
+those beside communication with those alone::
+
+    step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
+             NCCL                              NCCL         NNNNNN      beside communication N
+
+The executions may be from one run or from several, for example ``naive`` and ``overlap``. Within one run, an execution
+that is slow for another reason is a little more likely to overlap communication, so two runs are more reliable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_prof.analyze.kernels.kernel_times import (
+    COMMUNICATION,
+    UNNAMED,
+    KernelRuns,
+    is_mostly_overlapped,
+    kind_of_compute,
+    merge_keys,
+)
+from ddp_prof.analyze.statistics import Numbers, intervals_of_sums
+from ddp_prof.table import count_before
+from ddp_prof.trace import UNKNOWN, Ints, Mask, distinct, distinct_rows
+
+Floats = NDArray[np.float64]
+
+LEAST_KERNELS = 5
+"""Smallest number of different kernels (name and position in the step) that must be compared for a figure."""
+
+SAME_WORK, AGREEING, AGREEING_NS = 0.9, 0.05, 1000
+"""Two ranks have the same work if at least this fraction of the kernels that ran alone on both takes equally long.
+
+Two times are equally long if they differ by no more than 5 % or 1 us.
+"""
+
+SAME = 0.02
+"""Largest deviation from 1 of the ratio of two times that count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How much communication slows the compute beside it in one run; without figures if there is a ``reason``.
+
+    A kernel needs ``alone`` without communication. An execution of it lasts ``duration``, of which ``beside`` has
+    communication beside it. In the rest, ``duration - beside``, it does as much as alone. So during ``beside`` it does
+    work that takes ``done = alone - (duration - beside)`` without communication. The slowdown is ``beside / done``,
+    where both are summed over all compared executions::
+
+        alone         ######          6
+        duration      ####======      4 without communication, 6 beside it. done = 6 - 4 = 2, so the slowdown is 3
+
+    Contention applies this slowdown to *all* time beside communication, that of kernels that were not compared, too::
+
+        contention = sum over kinds of kernels of beside * (1 - 1 / slowdown)
+
+    A kind of kernels has its own slowdown if enough of its kernels (:data:`LEAST_KERNELS`) and half of its time beside
+    communication could be compared, and if its kernels are slowed otherwise than those of other kinds. All other kinds
+    have the slowdown of their compared kernels together or, if there are none, of all compared kernels. The intervals
+    are wide enough for two more doubts: each kind with enough kernels might have its own slowdown, and the kernels that
+    were not compared might be slowed otherwise, as the compared kernels differ from each other.
+
+    Attributes:
+        kernels: Number of different kernels (name and position in the step) that were compared.
+        runs: Number of executions with communication beside them that were compared.
+        share: Compared fraction of the time of kernels beside communication, 0 to 1.
+        slowdown: Slowdown of all compared executions together.
+        slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
+        slowed: Fraction of the time beside communication that is contention, 0 to 1.
+        slowed_low, slowed_high: Its 95 % interval; ``None`` for too few steps.
+        slowed_by_kind: Pairs of a kind of kernels and the same fraction for this kind.
+        contention_ns: Contention in a step of a rank, on average; from all time beside communication, summed over
+            streams.
+        half_width_ns: Half of the width of its 95 % interval.
+        reason: Why there are no figures; ``None`` if there are.
+    """
+
+    kernels: int = 0
+    runs: int = 0
+    share: float | None = None
+    slowdown: float | None = None
+    slowdown_low: float | None = None
+    slowdown_high: float | None = None
+    contention_ns: int | None = None
+    reason: str | None = None
+    half_width_ns: int | None = None
+    slowed: float | None = None
+    slowed_low: float | None = None
+    slowed_high: float | None = None
+    slowed_by_kind: tuple[tuple[str, float], ...] = ()
+
+
+def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns] = ()) -> Contention:
+    """Return the contention in a run: its kernels beside communication are compared with the same kernels alone.
+
+    A kernel is compared with its executions on its own rank, and on ranks on which the kernels alone take as long as
+    there. Other ranks may have other work.
+
+    Args:
+        ranks: The ranks of the run.
+        reference: Ranks of other runs of the same model. Their executions alone are used where the run has none.
+    """
+    both = list(map(_compute_in_steps, (*ranks, *reference)))
+    of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
+    if not of_ranks:
+        return Contention(reason="no GPU kernels in steps: contention cannot be measured")
+    keys, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
+    duration, beside, step = (
+        np.concatenate([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
+    )
+    # `key` is the number of each execution's kernel and position in the step; `own` are the executions of the run.
+    rank = np.repeat(np.arange(len(both)), [len(runs.kernel) for runs in both])
+    _, key = distinct_rows(kernel, count_before(distinct_rows(rank, step, kernel)[1]))  # rows are in order of launch
+    own = np.arange(len(key)) < of_ranks
+    is_mostly_beside: Mask = own & is_mostly_overlapped(duration, beside)
+    if not is_mostly_beside.any():
+        return Contention(reason="no kernel ran beside communication for more than half of its time")
+    # `alone` numbers the groups of executions that do the same work; the median of those alone is what they are
+    # compared with.
+    alone = _by_work(key, rank, own, beside == 0, duration)
+    alone_ns, has_alone = _medians_by_key(alone, duration, beside == 0)
+    compared = own & (beside > 0) & has_alone[alone]
+    kernels = np.unique(key[compared & is_mostly_beside])
+    if len(kernels) < LEAST_KERNELS:
+        some = {0: "no kernel", 1: "only one kernel"}.get(len(kernels), f"only {len(kernels)} kernels")
+        counted = f"{some} ran both beside communication and alone"
+        return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
+    if doubt := _other_difference(rank, step, key, own, duration, beside, is_mostly_beside):
+        return Contention(reason=doubt)
+
+    # How long the work that a compared execution did beside communication takes alone.
+    done_ns = alone_ns[alone] - (duration - beside)
+    if not alone_ns[alone[compared]].sum():
+        return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
+    if done_ns[compared].sum() <= 0:
+        return Contention(
+            reason="the compared kernels ran as long outside of communication as all their work takes alone"
+        )
+    # By step and kind of kernels: the compared time beside communication, what it takes alone, and all such time.
+    names, kind = np.unique([kind_of_compute(name) for name, _ in keys], return_inverse=True)
+    kind, kinds = kind[kernel], range(len(names))
+    has_enough = np.array([len(np.unique(key[compared & (kind == one)])) >= LEAST_KERNELS for one in kinds])
+    sums = _sums_by_step(step, kind, len(kinds), (beside * compared, done_ns * compared, beside * own))
+    compared_ns, took_ns, all_ns = np.split(sums.sum(axis=0), 3)
+    differs = _differ_from_others(key, kind, beside * compared, done_ns * compared, len(kinds))
+    # Which kinds have their own slowdown: for the figures, and in a second way that only widens the intervals.
+    own_slowdown = has_enough & (2 * compared_ns >= all_ns) & differs, has_enough
+    slowdown, slowed = float(_slowdown(sums.sum(axis=0))), float(_slowed(own_slowdown[0], sums.sum(axis=0)))
+    of_kinds = _slowdown_by_kind(own_slowdown[0], compared_ns, took_ns)
+    slowed_by_kind = np.maximum(0.0, 1 - 1 / of_kinds).tolist()
+    # The intervals: by drawing steps (bootstrap), widened by the error of the medians with which was compared and, for
+    # contention, by how differently kernels are slowed.
+    doubt_of_alone = _error_of_medians(alone, duration, beside == 0, compared) / done_ns[compared].sum()
+    of_slowdown, *slowed_intervals = intervals_of_sums(
+        sums, [_slowdown, *(partial(_slowed, kinds) for kinds in own_slowdown)]
+    )
+    slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [of_slowdown])
+    doubt_of_rest = _doubt_of_rest(key, compared, beside * own, done_ns)
+    slowed_interval = _widest(slowed, math.hypot(doubt_of_alone / slowdown, doubt_of_rest), slowed_intervals)
+    beside_of_step_ns = float(all_ns.sum()) / sum(runs.steps for runs in ranks)
+    return Contention(
+        kernels=len(kernels),
+        runs=int(compared.sum()),
+        share=float(beside[compared].sum() / beside[own].sum()),
+        slowdown=slowdown,
+        slowdown_low=slowdown_interval and slowdown_interval[0],
+        slowdown_high=slowdown_interval and slowdown_interval[1],
+        contention_ns=round(slowed * beside_of_step_ns),
+        half_width_ns=slowed_interval and round((slowed_interval[1] - slowed_interval[0]) / 2 * beside_of_step_ns),
+        slowed=slowed,
+        slowed_low=slowed_interval and slowed_interval[0],
+        slowed_high=slowed_interval and slowed_interval[1],
+        slowed_by_kind=tuple(zip(map(str, names), slowed_by_kind, strict=True)),
+    )
+
+
+def _widest(figure: float, doubt: float, intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """Return an interval that contains all intervals of a figure, widened by an independent doubt (half a width).
+
+    ``None`` if all intervals are ``None``.
+    """
+    known = [interval for interval in intervals if interval is not None]
+    if not known:
+        return None
+    low, high = min(low for low, _ in known), max(high for _, high in known)
+    return figure - math.hypot(figure - low, doubt), figure + math.hypot(high - figure, doubt)
+
+
+def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) -> float:
+    """Return the doubt of the slowed fraction from kernels that were not compared, as half of a 95 % interval.
+
+    The compared kernels are a sample of the kernels that ran beside communication. The bootstrap draws from them, which
+    tells how uncertain their mean is. The kernels that were not compared are like further draws, so their mean varies,
+    too. Both count as much as the fraction of the time that was not compared; if too few kernels were compared for a
+    bootstrap, the result is this fraction.
+
+    Args:
+        key: Number of each execution's kernel and position.
+        compared: Whether each execution was compared.
+        beside_ns: How much of each execution has communication beside it.
+        done_ns: How long the work in this time takes alone.
+    """
+    beside, compared_ns, done = (
+        np.bincount(key, weights=weights) for weights in (beside_ns, beside_ns * compared, done_ns * compared)
+    )
+    rows = np.flatnonzero((compared_ns > 0) & (done > 0))
+    rest = (beside > 0) & (compared_ns == 0)
+    left = float((beside - compared_ns).sum() / beside.sum())
+    interval = _interval_of_kernels(compared_ns[rows], done[rows])
+    if interval is None:
+        return left
+    # For few kernels the bootstrap's interval is too narrow: its variance is biased by (n - 1) / n, and it ignores that
+    # Student's distribution is wider than the normal one.
+    count, others = len(rows), max(1, int(rest.sum()))
+    of_few = math.sqrt(count / (count - 1)) * (1 + 1.22 / (count - 1))
+    return left * (interval[1] - interval[0]) / 2 * math.sqrt(1 + count / others) * of_few
+
+
+def _interval_of_kernels(compared_ns: Numbers, done_ns: Numbers) -> tuple[float, float] | None:
+    """Return the 95 % interval of the slowed fraction by drawing kernels; ``None`` for too few kernels.
+
+    The arguments have one element per compared kernel: its time beside communication, and how long that takes alone.
+    """
+    sums = np.column_stack([compared_ns, done_ns])
+    sums = sums[np.lexsort(sums.T)]  # keys are numbered as the file is written, and what is drawn must not depend on it
+    (interval,) = intervals_of_sums(sums, [lambda drawn: 1 - drawn[:, 1] / np.maximum(1.0, drawn[:, 0])])
+    return interval
+
+
+def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats, done_ns: Floats, kinds: int) -> Mask:
+    """Return for each kind whether its kernels are slowed otherwise than those of all other kinds.
+
+    The difference of the two slowed fractions must exceed the uncertainty of both.
+
+    - ``key``, ``kind``: Number of each execution's kernel and position, and of its kind.
+    - ``compared_ns``: Its compared time beside communication.
+    - ``done_ns``: How long the work in this time takes alone.
+    - ``kinds``: Number of kinds.
+    """
+    compared, done = (np.bincount(key, weights=weights) for weights in (compared_ns, done_ns))
+    of_key = np.zeros(len(compared), np.int64)
+    of_key[key] = kind
+    is_known = (compared > 0) & (done > 0)
+    found = np.zeros(kinds, np.bool_)
+    for one in range(kinds):
+        intervals = [
+            _interval_of_kernels(compared[rows], done[rows])
+            for rows in (is_known & (of_key == one), is_known & (of_key != one))
+        ]
+        (low, high), (others_low, others_high) = (interval or (0.0, 1.0) for interval in intervals)
+        found[one] = abs(low + high - others_low - others_high) > math.hypot(high - low, others_high - others_low)
+    return found
+
+
+def _error_of_medians(key: Ints, duration: Ints, alone: Mask, compared: Mask) -> float:
+    """Return half of the 95 % interval of the sum of the medians with which executions are compared, in ns.
+
+    The standard error of the median of ``n`` normal values is 1.25 standard deviations, divided by the root of ``n``.
+
+    Args:
+        key: Number of the group of each execution whose median is used.
+        duration: Duration of each execution.
+        alone: Whether it counts for the median of its group.
+        compared: Whether it is compared with the median of its group.
+    """
+    keys = int(key.max()) + 1
+    count = np.bincount(key[alone], minlength=keys)
+    mean = np.bincount(key[alone], weights=duration[alone], minlength=keys) / np.maximum(1, count)
+    squares = np.bincount(key[alone], weights=(duration[alone] - mean[key[alone]]) ** 2, minlength=keys)
+    deviation = np.sqrt(squares / np.maximum(1, count - 1))
+    used = np.bincount(key[compared], minlength=keys)
+    return float(1.96 * 1.25 * np.sqrt((used**2 * deviation**2 / np.maximum(1, count)).sum()))
+
+
+def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:
+    """Return the sum of each column by step and kind; shape (steps, columns x kinds), the kinds of a column together.
+
+    ``kinds`` is the number of kinds; ``step`` and ``kind`` have one element per row of the columns.
+    """
+    _, unit = np.unique(step, return_inverse=True)
+    size = (int(unit.max()) + 1) * kinds
+    return np.column_stack(
+        [np.bincount(unit * kinds + kind, weights=column, minlength=size).reshape(-1, kinds) for column in columns]
+    )
+
+
+def _slowdown(drawn: Numbers) -> Numbers:
+    """Return the slowdown of all compared executions together, for each draw of steps.
+
+    ``drawn`` are sums of the rows that :func:`_sums_by_step` returns; shape (draws, 3 x kinds), or that of one draw.
+    """
+    beside, done, _ = np.split(drawn, 3, axis=-1)
+    found: Numbers = np.maximum(1.0, beside.sum(axis=-1)) / np.maximum(1.0, done.sum(axis=-1))
+    return found
+
+
+def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
+    """Return, for each bootstrap draw, which fraction of compute's time beside communication is contention.
+
+    ``drawn`` is as in :func:`_slowdown`. ``has_own`` marks the kinds of kernels whose slowdown is estimated from their
+    own executions; see :func:`_slowdown_by_kind` for all other kinds.
+    """
+    beside, done, everything = np.split(drawn, 3, axis=-1)
+    slowed = everything * (1 - 1 / _slowdown_by_kind(has_own, beside, done))
+    found: Numbers = slowed.sum(axis=-1) / np.maximum(1.0, everything.sum(axis=-1))
+    return found
+
+
+def _slowdown_by_kind(has_own: Mask, beside: Numbers, done: Numbers) -> Numbers:
+    """Return the slowdown of each kind (last axis).
+
+    A kind in ``has_own`` has its own. All other kinds have that of these other kinds together or, if nothing of them
+    was compared, that of all kinds.
+
+    Args:
+        has_own: Which kinds have their own slowdown.
+        beside: Compared time beside communication, by kind.
+        done: How long the work in this time takes alone, by kind.
+    """
+    rest_ns, rest_done = ((~has_own * column).sum(axis=-1, keepdims=True) for column in (beside, done))
+    every = np.maximum(1.0, beside.sum(axis=-1, keepdims=True)) / np.maximum(1.0, done.sum(axis=-1, keepdims=True))
+    rest = np.where((rest_ns > 0) & (rest_done > 0), rest_ns / np.maximum(1.0, rest_done), every)
+    found: Numbers = np.where(has_own & (beside > 0) & (done > 0), beside / np.maximum(1.0, done), rest)
+    return found
+
+
+def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
+    """Return only the executions that compute and lie in a step."""
+    computes = np.array([kind not in (COMMUNICATION, UNNAMED) for *_, kind in runs.keys], np.bool_)
+    rows = np.flatnonzero(computes[runs.kernel] & (runs.step != UNKNOWN))
+    columns = {name: getattr(runs, name)[rows] for name in ("kernel", "duration_ns", "beside_ns", "step")}
+    return replace(runs, **columns)
+
+
+def _by_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
+    """Return for each execution the number of the group whose samples it is compared with.
+
+    A group is a kernel and position on all ranks of the run with the same work. If no sample of the run is in it, the
+    execution is compared with other runs: the groups of one kernel and position there are one group.
+
+    Args:
+        key: Number of each execution's kernel and position.
+        rank: Its rank.
+        own: Whether it is of the run, not of another one.
+        sampled: Whether it is a sample, an execution that others are compared with.
+        duration: Its duration.
+    """
+    of_work = _same_work(key, rank, own, sampled, duration)
+    _, of_key = distinct_rows(key, of_work)
+    has_samples = np.bincount(of_key[own & sampled], minlength=int(of_key.max()) + 1) > 0
+    found: Ints = distinct_rows(key, np.where(own & has_samples[of_key], of_work, UNKNOWN))[1]
+    return found
+
+
+def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
+    """Return for each execution a rank that stands for all ranks with the same work: the first of them, or its own.
+
+    Two ranks have the same work if almost all of their kernels take equally long alone. The few kernels that do not
+    are compared on their own rank. The arguments are those of :func:`_by_work`.
+    """
+    found: Ints = rank.copy()
+    first = dict[int, tuple[Floats, Mask]]()
+    keys, chosen = int(key.max()) + 1, own & sampled
+    order = np.argsort(rank, kind="stable")  # the rows of each rank one after another
+    ordered = rank[order]
+    for one in distinct(rank[own]):
+        of_rank = order[slice(*np.searchsorted(ordered, (one, one + 1)))]
+        ns, has = _medians_by_key(key[of_rank], duration[of_rank], chosen[of_rank], keys)
+        # Compare the rank with the first rank of each kind of work; if it fits none, it is the first of another kind.
+        for other, (other_ns, other_has) in first.items():
+            both = has & other_has
+            agrees = np.abs(ns - other_ns) <= np.maximum(AGREEING * np.maximum(ns, other_ns), AGREEING_NS)
+            if both.sum() >= LEAST_KERNELS and agrees[both].mean() >= SAME_WORK:
+                found[of_rank[~both[key[of_rank]] | agrees[key[of_rank]]]] = other
+                break
+        else:
+            first[one] = ns, has
+    return found
+
+
+def _other_difference(
+    rank: Ints, step: Ints, key: Ints, own: Mask, duration: Ints, beside: Ints, is_beside: Mask
+) -> str | None:
+    """Return why the slowdown has another cause than communication; ``None`` if nothing shows that.
+
+    It has another cause if kernels in steps that overlap communication are slower even when they run alone. These
+    kernels are compared with the same kernels alone in other steps, on ranks with the same work or, if these have none,
+    in the reference. If there are no other steps, the result is ``None``.
+    """
+    _, step = distinct_rows(rank, step)
+    in_communicating = np.isin(step, np.unique(step[is_beside]))
+    sampled = (beside == 0) & ~in_communicating
+    alone = _by_work(key, rank, own, sampled, duration)
+    alone_ns, has_alone = _medians_by_key(alone, duration, sampled)
+    control = own & in_communicating & (beside == 0) & has_alone[alone]
+    if len(np.unique(key[control])) < LEAST_KERNELS:
+        return None
+    expected_ns = alone_ns[alone[control]]
+    slowdown = float(duration[control].sum() / expected_ns.sum())
+    # The bootstrap draws kernels, not steps: a kernel that is matched wrongly is slower in every step.
+    low, high = _slowdown_interval(key[control], duration[control], expected_ns) or (slowdown, slowdown)
+    if low <= 1 + SAME and high >= 1 - SAME:
+        return None
+    return (
+        f"kernels without communication beside them also take {slowdown:.2f} times as long in the "
+        "steps that communicate: the steps differ otherwise, so contention cannot be measured"
+    )
+
+
+def _medians_by_key(key: Ints, values: Ints, rows: Mask, keys: int | None = None) -> tuple[Floats, Mask]:
+    """Return the median of the chosen values of each key, and whether the key has any.
+
+    Args:
+        key: A number from 0 on for each value; the results have one element per key.
+        values: The values.
+        rows: Mask of the values that are chosen.
+        keys: The number of keys, ``None`` if the largest one occurs.
+    """
+    keys = int(key.max()) + 1 if keys is None else keys
+    key, values = key[rows], values[rows]
+    count = np.bincount(key, minlength=keys)
+    first = np.cumsum(count) - count
+    has = count > 0
+    # Rows, in the order of keys and values, of the one or two middle values of each key. To sort by both, they are put
+    # into one number if it does not overflow.
+    middles = np.stack([first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2])
+    least = int(values.min(initial=0))
+    span = int(values.max(initial=0)) - least + 1
+    if keys * span < 1 << 63:  # sorting numbers is several times faster than finding their order
+        found = np.sort(key * span + (values - least))[middles] % span + least
+    else:
+        found = values[np.lexsort((values, key))[middles]]
+    middle = np.zeros(keys)
+    middle[has] = found.sum(axis=0) / 2
+    return middle, has
+
+
+def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple[float, float] | None:
+    """Return the 95 % interval of the sum of ``taken_ns`` divided by the sum of ``expected_ns``.
+
+    The bootstrap draws units (steps or kernels); ``unit`` is the number of each row's unit. ``None`` for too few units.
+    """
+    _, unit = np.unique(unit, return_inverse=True)
+    sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
+    sums = sums[np.lexsort(sums.T)]  # what is drawn must not depend on the order in the file
+    (interval,) = intervals_of_sums(sums, [lambda drawn: drawn[:, 0] / np.maximum(1.0, drawn[:, 1])])
+    return interval
