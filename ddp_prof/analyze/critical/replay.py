@@ -243,27 +243,16 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     """
     # Work and dependencies between streams: each ``consumer`` waits for the end of its ``producer``; rows of ``work``.
     trace, dependencies, syncs, main_thread = rank.trace, rank.dependencies(), rank.host_calls, rank.main_thread
-    rows = np.arange(len(work))
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
     row_of = positions(work.activity, len(trace.activities))
     producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[inside], consumer[inside]
 
-    # Each operation adds its delay (``lag_ns``) and its duration to its stream: ``own_ns``. The duration of a
-    # collective is a link of its own. What is left out adds less.
-    bound_ns, is_collective = work.bound_ns, work.is_collective
-    launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
-    lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
-    if without.held_ns is not None:
-        lag_ns -= without.held_ns
-    own_ns = lag_ns + np.where(is_collective, 0, work.end_ns - work.start_ns)
-    own_ns[without.rows] = lag_ns[without.rows] if without.leaves_gaps else 0
+    is_collective, own_ns = work.is_collective, _added_to_stream(work, without)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
-    own_compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
-    own_beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(work.start_ns, work.start_ns + own_compute_ns)
-    computed = Computed(own_compute_ns, own_beside_ns, _kinds(trace, work.activity))
     spared_ns, spared_syncs_ns = _spared_launches(rank, work, without)
+    launch_ns = np.where(work.bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
     # Only operations to which something refers are kept, with a time each.
@@ -280,12 +269,9 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     )
 
     # ``later``: each kept operation that is not the first of its stream; ``earlier``: the kept one before it.
-    # ``next_kept``: for each operation, itself or the next kept one on its stream.
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
-    at = np.searchsorted(kept, rows)
-    next_kept = take_or_unknown(kept, np.where(at < len(kept), at, UNKNOWN))
-    next_kept = np.where(take_or_unknown(stream, next_kept) == stream, next_kept, UNKNOWN)
+    next_kept = _next_on_stream(kept, stream)
 
     # Launches: ``due_ns`` is when the launch lets its operation begin, less the position ``upto_ns`` on the stream, so
     # that launches before the same kept operation can be compared. ``after``: the call that the launch comes after.
@@ -328,7 +314,39 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
         column[: len(known)] = known
     nothing = np.zeros_like(tail)
     links = Links(tail, head, length_ns, is_duration, nothing, nothing, first_row, end_row, nothing)
-    return weigh(Replay(times, links, ends, computed)) if np.all(tail < head) else None
+    return weigh(Replay(times, links, ends, _find_computed(rank, work))) if np.all(tail < head) else None
+
+
+def _added_to_stream(work: Work, without: Without) -> Ints:
+    """Return how long each operation makes its stream, in ns: its delay, and its duration if it is no collective.
+
+    The duration of a collective is a link of its own. What is left out adds less.
+    """
+    lag_ns = work.start_ns - np.where(work.bound_ns == NO_TIME, work.start_ns, work.bound_ns)
+    if without.held_ns is not None:
+        lag_ns -= without.held_ns
+    own_ns = lag_ns + np.where(work.is_collective, 0, work.end_ns - work.start_ns)
+    own_ns[without.rows] = lag_ns[without.rows] if without.leaves_gaps else 0
+    return own_ns
+
+
+def _find_computed(rank: RankEvents, work: Work) -> Computed:
+    """Return how long each operation computes, how much of that beside communication, and its kind."""
+    compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
+    beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(work.start_ns, work.start_ns + compute_ns)
+    return Computed(compute_ns, beside_ns, _kinds(rank.trace, work.activity))
+
+
+def _next_on_stream(kept: Ints, stream: Ints) -> Ints:
+    """Return for each operation itself or the next kept one on its stream; ``UNKNOWN`` if none follows there.
+
+    Operations are ordered by stream; ``kept`` are some of their rows, in this order, and ``stream`` has one element per
+    operation.
+    """
+    at = np.searchsorted(kept, np.arange(len(stream)))
+    following = take_or_unknown(kept, np.where(at < len(kept), at, UNKNOWN))
+    found: Ints = np.where(take_or_unknown(stream, following) == stream, following, UNKNOWN)
+    return found
 
 
 def _order_times(work: Work, place: Ints, is_kept: Mask, syncs: HostCalls) -> tuple[Times, Ints, Ints, Ints]:

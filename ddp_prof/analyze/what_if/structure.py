@@ -169,19 +169,8 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         return RankStructure(reason)
     found = find_timings(rank)
     timings = select(found.timings, carry_gradients(found) & (found.timings.step != UNKNOWN))
-    if not rank.has_steps:
-        return RankStructure(NO_STEPS)
-    if not len(timings):
-        return RankStructure(NO_GRADIENTS)
-    if rank.clocks_disagree:
-        return RankStructure(OTHER_CLOCK)
-    if rank.passes.any_several:
-        return RankStructure(SEVERAL_PASSES)
-    if np.any(timings.operation == OPERATIONS.index(REDUCE_SCATTER)):
-        return RankStructure(SHARDED, is_of_job=True)
-    groups = len({*distinct(timings.group)} - {UNKNOWN})
-    if groups > 1:
-        return RankStructure(SEVERAL_GROUPS.format(groups=groups), is_of_job=True)
+    if (refused := _refuse(rank, timings)) is not None:
+        return refused
     steps = _usual_steps(rank, timings)
     if isinstance(steps, str):
         return RankStructure(steps)
@@ -202,29 +191,19 @@ def _find_structure(rank: RankEvents) -> RankStructure:
     sizes = np.where(np.all(columns["bytes"] == sizes, axis=0), sizes, UNKNOWN)
     is_ours = bool(np.any(columns["bucket"] != UNKNOWN))
     profiler = "NCCL" if rank.trace.source.startswith("nsys") else "torch.profiler"
-    # Compute beside these collectives, which they may slow.
     communication = union(chosen.start_ns, chosen.end_ns)
-    slowable = rank.union_of(Category.COMPUTE) & communication
-    last_ns = columns["end_ns"].max(axis=1)
-
-    def beside(until_ns: Ints) -> Ints:
-        """Return how long compute ran beside collectives from the begin of the step to each time; same shape."""
-        since_ns = begins_ns if until_ns.ndim == 1 else np.repeat(begins_ns, until_ns.shape[1])
-        flat = np.maximum(until_ns.ravel(), since_ns)
-        return slowable.covered_ns(since_ns, flat).reshape(until_ns.shape)
-
     copies = _Copies(rank, steps, columns["launch_ns"], communication)
     into, out = copies.into(), copies.out()
-    resumes_ns = np.maximum(last_ns, backward_end_ns)
-    beside_ns = {
-        "start": beside(columns["start_ns"]),
-        "ready": beside(np.where(columns["ready_ns"] == NO_TIME, columns["start_ns"], columns["ready_ns"])),
-        "backward_end": beside(backward_end_ns),
-    }
-    if into is not None:
-        beside_ns["into"] = beside(into.ends_ns)
+    resumes_ns = np.maximum(columns["end_ns"].max(axis=1), backward_end_ns)
     if out is not None:
         resumes_ns = np.maximum(resumes_ns, out.ends_ns.max(axis=1))
+    until_ns = {
+        "start": columns["start_ns"],
+        "ready": np.where(columns["ready_ns"] == NO_TIME, columns["start_ns"], columns["ready_ns"]),
+        "backward_end": backward_end_ns,
+        **({"into": into.ends_ns} if into is not None else {}),
+    }
+    slowable = rank.union_of(Category.COMPUTE) & communication
     return RankStructure(
         reason=None,
         world_size=rank.trace.world_size,
@@ -242,12 +221,43 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         bytes=sizes,
         params=_count_parameters(rank, steps[0], shape[1]),
         sizes_from=None if UNKNOWN in sizes else "ranges" if is_ours else profiler,
-        beside_ns=beside_ns,
+        beside_ns={name: _covered_since(begins_ns, until, slowable) for name, until in until_ns.items()},
         into=into,
         out=out,
         at_once=_most_at_once(columns["start_ns"], columns["end_ns"]),
         are_half=_are_half(rank),
     )
+
+
+def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | None:
+    """Return nothing but the reason why nothing is predicted of steps with these collectives; ``None`` without one."""
+    if not rank.has_steps:
+        return RankStructure(NO_STEPS)
+    if not len(timings):
+        return RankStructure(NO_GRADIENTS)
+    if rank.clocks_disagree:
+        return RankStructure(OTHER_CLOCK)
+    if rank.passes.any_several:
+        return RankStructure(SEVERAL_PASSES)
+    if np.any(timings.operation == OPERATIONS.index(REDUCE_SCATTER)):
+        return RankStructure(SHARDED, is_of_job=True)
+    groups = len({*distinct(timings.group)} - {UNKNOWN})
+    if groups > 1:
+        return RankStructure(SEVERAL_GROUPS.format(groups=groups), is_of_job=True)
+    return None
+
+
+def _covered_since(begins_ns: Ints, until_ns: Ints, covered: Intervals) -> Ints:
+    """Return how long something runs from the begin of each step to each time, in the shape of the times.
+
+    Args:
+        begins_ns: When each step begins; shape (steps).
+        until_ns: The times; shape (steps), or (steps, collectives). Before the step's begin it is 0.
+        covered: When it runs.
+    """
+    since_ns = begins_ns if until_ns.ndim == 1 else np.repeat(begins_ns, until_ns.shape[1])
+    flat = np.maximum(until_ns.ravel(), since_ns)
+    return covered.covered_ns(since_ns, flat).reshape(until_ns.shape)
 
 
 def _usual_steps(rank: RankEvents, timings: CollectiveTimings) -> Ints | str:
