@@ -116,7 +116,7 @@ def _collectives_views(runs: list[Run], by: str | None = None) -> list[TableView
 
 def _main_cause(run: Run) -> Headline:
     """Return the main cause of exposed time as a headline."""
-    from ddp_prof.present.headlines import root_cause_headline
+    from ddp_prof.present.cause_headlines import root_cause_headline
 
     collectives = run.collectives()
     return root_cause_headline(run.root_cause(), collectives.reason, collectives.blocking)
@@ -250,8 +250,8 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
     show(output, _skew_views(runs))
     if page or png:
         from ddp_prof.present.charts.collectives import draw_skew
-        from ddp_prof.present.headlines import skew_headline
         from ddp_prof.present.html.page import write_figure
+        from ddp_prof.present.skew_headlines import skew_headline
 
         result = runs[0].skew()
         figure = draw_skew(runs[0].analysis(), result)

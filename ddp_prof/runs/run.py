@@ -555,7 +555,7 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
 
 def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
     """Return the panels of a run with that of the rank that arrives last first, and with a caveat that says so."""
-    from ddp_prof.present.headlines import late_text
+    from ddp_prof.present.skew_headlines import late_text
 
     name = skew.latest.name if skew.latest else None
     at = next((at for at, one in enumerate(sources) if any(rank.rank == name for rank in one.explained)), None)
@@ -573,7 +573,8 @@ def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: R
     """
     from ddp_prof.analyze.overlap import merge_ranks
     from ddp_prof.analyze.variants.comparison import compare_variants
-    from ddp_prof.present.headlines import cause_headline, gain_headline, idle_headline
+    from ddp_prof.present.cause_headlines import cause_headline
+    from ddp_prof.present.headlines import gain_headline, idle_headline
 
     (summary,) = compare_variants([replace(merge_ranks(results), label=label)])
     if idle := idle_headline(summary):

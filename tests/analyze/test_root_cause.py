@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given
 
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
-from ddp_prof.present.headlines import root_cause_headline
+from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace

@@ -11,14 +11,9 @@ from ddp_prof.analyze.collectives.run_analysis import Alignment
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.present.headlines import (
-    Headline,
-    cause_headline,
-    describe_changes,
-    gain_headline,
-    root_cause_headline,
-    skew_headline,
-)
+from ddp_prof.present.cause_headlines import cause_headline, root_cause_headline
+from ddp_prof.present.headlines import Headline, describe_changes, gain_headline
+from ddp_prof.present.skew_headlines import skew_headline
 
 MS = 1_000_000
 

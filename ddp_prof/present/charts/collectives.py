@@ -15,7 +15,8 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import CollectiveView, RankStepView, RunSkew
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, UNSEEN, Chart, axis, make_chart
-from ddp_prof.present.headlines import Headline, skew_headline
+from ddp_prof.present.headlines import Headline
+from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
 
 MOST_ROWS = 60

@@ -10,7 +10,7 @@ from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
 from ddp_prof.present.charts.comparison import subtitle
-from ddp_prof.present.headlines import late_text
+from ddp_prof.present.skew_headlines import late_text
 from ddp_prof.present.text import milliseconds, shown_name
 
 MOST_RANKS = 128

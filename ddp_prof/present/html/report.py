@@ -25,23 +25,17 @@ from ddp_prof.analyze.variants.waterfall import Waterfall
 from ddp_prof.columns import Column, Row
 from ddp_prof.errors import TraceError
 from ddp_prof.present import theme
+from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.charts import Chart
 from ddp_prof.present.charts.collectives import draw_skew, draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_step, draw_step_times, draw_waterfall
 from ddp_prof.present.charts.ranks import draw_ranks
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.headlines import (
-    Headline,
-    cost_text,
-    describe_changes,
-    gain_headline,
-    root_cause_headline,
-    skew_headline,
-    step_lengths,
-)
+from ddp_prof.present.headlines import Headline, cost_text, describe_changes, gain_headline, step_lengths
 from ddp_prof.present.html.page import asset, json_in_page, write_page, write_shared_plotly
 from ddp_prof.present.html.timeline_page import TimelineContent, write_timeline_page
+from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.tables.compare import compare_rows, how_to_read

@@ -16,10 +16,9 @@ from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.columns import Row
 from ddp_prof.errors import shell_quote
+from ddp_prof.present.cause_headlines import cause_headline, cause_in_short
 from ddp_prof.present.columns import in_percent, times_of, values_of
 from ddp_prof.present.headlines import (
-    cause_headline,
-    cause_in_short,
     communicating_steps_text,
     cost_text,
     gain_headline,

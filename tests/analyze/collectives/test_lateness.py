@@ -11,7 +11,8 @@ import pytest
 
 from ddp_prof import load_runs
 from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
-from ddp_prof.present.headlines import root_cause_headline, skew_headline
+from ddp_prof.present.cause_headlines import root_cause_headline
+from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.trace import UNKNOWN
 from tests.nsys_factory import NCCL, Capture, Kernel, Range, write_capture
 

@@ -18,8 +18,9 @@ from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.charts.collectives import draw_skew
-from ddp_prof.present.headlines import root_cause_headline, skew_headline
+from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.tables.skew import skew_view
 from ddp_prof.trace import Trace
 from tests.charts import validated

@@ -9,7 +9,7 @@ from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.ranks import MOST_RANKS, draw_ranks, rank_bars
-from ddp_prof.present.headlines import late_text
+from ddp_prof.present.skew_headlines import late_text
 from ddp_prof.runs import load_runs
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.charts import validated

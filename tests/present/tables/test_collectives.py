@@ -12,8 +12,10 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.straggler import measure_skew, view_step
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.charts.collectives import draw_step_collectives
-from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline
+from ddp_prof.present.headlines import Headline
+from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.tables import collectives
 from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view, rows_of_step
 from ddp_prof.present.tables.critical import critical_headline, critical_view

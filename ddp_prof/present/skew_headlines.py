@@ -1,0 +1,92 @@
+"""Sentences about which rank arrives last, and what that costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.headlines import Headline
+from ddp_prof.present.text import count_noun, milliseconds
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+
+
+def skew_headline(skew: RunSkew) -> Headline:
+    """Return which rank arrives last, in how many steps and by how much, and what that costs the others."""
+    if skew.reason:
+        return Headline(f"The skew is not known: {skew.reason}")
+    steps = len(skew.steps)
+    if not steps:
+        why = "No collective of several ranks lies in a step" if skew.has_steps else "The trace marks no steps"
+        return Headline(why, _last_at_collectives(skew), "; ")
+    # No rank is last more often than chance explains.
+    if skew.straggler is None:
+        most = max((rank.last_steps for rank in skew.ranks), default=0)
+        if not most:
+            return Headline("No rank is late by more than the clocks' residual")
+        if len(late := [rank for rank in skew.ranks if rank.last_steps]) == 1:
+            return Headline(_arrives_last(late[0], steps), f"too few to exclude chance.{_older_text(late[0])}", "; ")
+        names = [rank.name for rank in skew.ranks if rank.last_steps == most]
+        which = (
+            f"{names[0]} is last most often, in"
+            if len(names) == 1
+            else f"{len(names)} ranks are last most often, each in"
+        )
+        return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
+    # One rank is last more often than chance explains.
+    last = skew.ranks[skew.straggler]
+    detail = "what that costs is not known."
+    if last.cost_ns == 0:
+        detail = "compute hides all of the others' waiting."
+    elif last.cost_when_last_ns is not None:
+        costs = milliseconds(last.cost_when_last_ns)
+        detail = f"such a step would be up to {costs} shorter without its lag (mean of these steps)."
+    return Headline(_arrives_last(last, steps), f"{detail}{_older_text(last)}", "; ")
+
+
+def late_text(skew: RunSkew) -> str:
+    """Return in how many steps (or collectives) the latest rank arrives last; empty if no rank is the latest.
+
+    It is a mark beside the rank's name.
+    """
+    if not (rank := skew.latest):
+        return ""
+    times, of, noun = rank.last_collectives, rank.matched, "at"
+    if skew.steps:
+        times, of, noun = rank.last_steps, len(skew.steps), "in"
+    what = "step" if skew.steps else "collective"
+    return (
+        f"arrives last {noun} {times} of {count_noun(of, what)}" if of > 1 else f"arrives last {noun} the only {what}"
+    )
+
+
+def _older_text(rank: RankSkew) -> str:
+    """Say, after a space, how late the rank was before its step began; empty if that is less than half of its lag."""
+    before_ns, lag_ns = rank.lag_before_ns or 0, rank.lag_when_last_ns or 0
+    if 2 * before_ns < lag_ns or not lag_ns:
+        return ""
+    return f" It is {milliseconds(before_ns)} late when the step begins: look for the cause in what comes before."
+
+
+def _arrives_last(rank: RankSkew, steps: int) -> str:
+    """Say in how many of the steps a rank arrives last, and how late."""
+    where = f"in {rank.last_steps} of {steps} steps" if steps > 1 else "in the only step"
+    return f"{rank.name[:1].upper()}{rank.name[1:]} arrives last {where}, {_lateness_text(rank, rank.last_steps)}"
+
+
+def _lateness_text(rank: RankSkew, times: int) -> str:
+    """Return how late a rank is when it is the last; the median, if it is last several ``times``."""
+    return f"by {milliseconds(rank.lag_when_last_ns or 0)}{' (median)' if times > 1 else ''}"
+
+
+def _last_at_collectives(skew: RunSkew) -> str:
+    """Say which rank is last at most collectives; for traces without steps."""
+    most = max(rank.last_collectives for rank in skew.ranks)
+    latest = [rank for rank in skew.ranks if rank.last_collectives == most]
+    if not most:
+        return "no rank is late by more than the clocks' residual."
+    if len(latest) > 1:
+        return f"{len(latest)} ranks arrive last most often, each at {most} of {latest[0].matched} collectives."
+    (last,) = latest
+    where = f"at {most} of {last.matched} collectives" if last.matched > 1 else "at the only collective"
+    return f"{last.name} arrives last {where}, {_lateness_text(last, most)}."
