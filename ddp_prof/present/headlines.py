@@ -86,13 +86,11 @@ def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | N
         why = " (communication slows compute)" if faster and cost and slows(cost) else ""
         text = text.rstrip(".").replace("hiding all of it would gain", "hiding it gains")
         return f"{text}{faster.replace('network', 'network at most')}{why}."
-    # The beginning of the long sentence: the exposed time.
-    exposed, _, _ = text.partition(" is exposed")
-    some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     limit_ns = summary.blocking_at_most_ns
     is_limited = summary.blocking_ns is None and limit_ns is not None and limit_ns < exposed_ns
     delays = f", and delays other work by at most {milliseconds(limit_ns or 0)}" if is_limited else ""
-    return f"{exposed} is exposed{some}{delays}: hiding it gains at most {_fine_percent(gain)}{faster}."
+    exposed = _exposed_text(summary, step_ns, exposed_ns)
+    return f"{exposed}{delays}: hiding it gains at most {_fine_percent(gain)}{faster}."
 
 
 def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
@@ -159,7 +157,6 @@ def _gain_text(summary: VariantSummary) -> str:
         return _silence_text(summary)
     if summary.reason:
         return f"Whether communication is exposed is not known: {summary.reason}."
-    hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
     step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
     if not step_ns or exposed_ns is None or gain is None:
         why = "more communication is exposed in a step than the step lasts"
@@ -167,23 +164,21 @@ def _gain_text(summary: VariantSummary) -> str:
             why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
         elif exposed_ns is None:
             why = "no step is known to have launched it"
-        return f"{hidden}; what the rest costs per step is not known, because {why}."
-    some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
-    share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
-    is_exposed = f"{share} is exposed{some}"
-    of_step = "such a step" if some else "a typical step"
+        return f"{_hidden_text(summary)}; what the rest costs per step is not known, because {why}."
+    exposed = _exposed_text(summary, step_ns, exposed_ns)
+    of_step = "such a step" if communicating_steps_text(summary) else "a typical step"
     at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of {of_step}"
     stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
     if summary.host_waits:
         more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""
-        return f"{hidden}; {is_exposed}, and {more}the host waits for it, {at_most}."
+        return f"{exposed}, and {more}the host waits for it, {at_most}."
     # Blocking is not known, but may have an upper limit.
     limit_ns = summary.blocking_at_most_ns
     if summary.blocking_ns is None and limit_ns != 0:
         if limit_ns is None or limit_ns >= exposed_ns:
-            return f"{hidden}; {is_exposed}, {at_most}."
+            return f"{exposed}, {at_most}."
         delays = f"it delays other work by at most {milliseconds(limit_ns)}"
-        return f"{hidden}; {is_exposed}, but {delays}, {at_most}."
+        return f"{exposed}, but {delays}, {at_most}."
     # Nothing waits for communication in a typical step.
     if not summary.blocking_ns:
         where = more = ""
@@ -191,8 +186,19 @@ def _gain_text(summary: VariantSummary) -> str:
             where, more = " in a typical step", " there"
         if summary.blocked_steps:
             more += f", but {count_noun(summary.blocked_steps, 'step')} of all ranks stood still for it"
-        return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
-    return f"{hidden}; {is_exposed}, and {stands}, {at_most}."
+        return f"{exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
+    return f"{exposed}, and {stands}, {at_most}."
+
+
+def _hidden_text(summary: VariantSummary) -> str:
+    return f"{percent(summary.overlap_ratio)} of communication is hidden"
+
+
+def _exposed_text(summary: VariantSummary, step_ns: int, exposed_ns: int) -> str:
+    """Say how much communication is hidden, and how much of a step is exposed; in which steps, if not in all."""
+    some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
+    share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
+    return f"{_hidden_text(summary)}; {share} is exposed{some}"
 
 
 def _silence_text(summary: VariantSummary) -> str:
