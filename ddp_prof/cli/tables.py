@@ -167,7 +167,7 @@ def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) 
     Raises:
         TraceError: Nothing communicates in the step.
     """
-    from ddp_prof.analyze.collectives.straggler import view_step
+    from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.html.page import write_figure
 

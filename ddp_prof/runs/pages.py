@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.straggler import RankStepView, view_step
+from ddp_prof.analyze.collectives.step_view import RankStepView, view_step
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from ddp_prof import __version__
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives
-from ddp_prof.analyze.collectives.straggler import RankStepView
+from ddp_prof.analyze.collectives.step_view import RankStepView
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap

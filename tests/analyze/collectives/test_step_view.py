@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.straggler import ExposedStretch, view_step
+from ddp_prof.analyze.collectives.step_view import ExposedStretch, view_step
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
 from ddp_prof.present.headlines import Headline

@@ -13,7 +13,8 @@ import pytest
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, align_clocks
-from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew, view_step
+from ddp_prof.analyze.collectives.step_view import view_step
+from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause

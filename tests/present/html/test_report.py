@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plotly.offline import get_plotlyjs
 
-from ddp_prof.analyze.collectives.straggler import view_step
+from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.manifest import Caveat, Manifest, in_variant_order

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.straggler import measure_skew, view_step
+from ddp_prof.analyze.collectives.step_view import view_step
+from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.cause_headlines import root_cause_headline
