@@ -198,8 +198,9 @@ def predict_run(
     )
     # The runs that tell the time per byte; by how much communication slows compute; the gradients; the line of times.
     sources = _sources_of_link(own, calibration)
-    reason = sources if isinstance(sources, str) else own.other_job(calibration) if calibration else None
-    if reason or isinstance(sources, str):
+    if isinstance(sources, str):
+        return RunPrediction(sources, notes=notes)
+    if calibration and (reason := own.other_job(calibration)):
         return RunPrediction(reason, notes=notes)
     structure = own.least_waiting
     slowed = _find_slowed(structure, find_slowed, calibration)
