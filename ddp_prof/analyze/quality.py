@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import GLOO
-from ddp_prof.analyze.core.rank_events import ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
+from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS, find_lost_launches
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
@@ -45,7 +45,7 @@ _WAITED_FOR = "torch.profiler records until when the host waited for them, not w
 
 ONLY_MESSAGES = f"only sends and receives of gloo communicate in this trace, and {_WAITED_FOR}"
 
-NOTHING_LEFT = (ONLY_WARMUP, ONLY_INCOMPLETE)
+NOTHING_LEFT = (ONLY_WARMUP, ONLY_INCOMPLETE, ONLY_BESIDE)
 """Reasons why no step of a rank is measured although it has steps."""
 
 MIXED_CLOCKS = f"{CLOCKS}, nor what its host's communication ran beside"
@@ -394,9 +394,9 @@ def changes_reading(note: str) -> bool:
 
 _RECORDED_WRONGLY = (
     "profiler lost|process did is in no figure|have no activity|no launch was recorded|recorded only in part|"
-    "clocks of host and device disagree|impossible end|still open when the recording|duplicate collective|"
-    "have no start|takes no time, which|no time was recorded|ending after later ones|no end, or one before|"
-    "is taken for a rank|itself reports|figures per step leave it out|disagree on the number of ranks|"
+    "clocks of host and device disagree|impossible end|may have run beside|still open when the recording|"
+    "duplicate collective|have no start|takes no time, which|no time was recorded|ending after later ones|"
+    "no end, or one before|is taken for a rank|itself reports|figures per step leave it out|disagree on the number of ranks|"
     "are not in this trace"
 )
 _UNCERTAIN = (  # by a tenth of the time or more

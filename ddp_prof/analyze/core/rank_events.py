@@ -34,7 +34,7 @@ from ddp_prof.analyze.core.blocking import (
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
 from ddp_prof.analyze.core.passes import Passes, find_passes, launch_or_start_ns, whole_passes
-from ddp_prof.analyze.core.recording import CLOCKS, LEAST_ALIKE, Recording, find_recording
+from ddp_prof.analyze.core.recording import CLOCKS, LEAST_ALIKE, Recording, find_recording, name_steps
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
     StepBreakdown,
@@ -80,6 +80,8 @@ from ddp_prof.variants import VARIANTS
 ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record more steps)"
 
 ONLY_INCOMPLETE = "no step of this trace was recorded completely (record it again, with fewer steps)"
+
+ONLY_BESIDE = "no step of this trace was recorded completely, with all that may have run beside it (record fewer steps)"
 
 UNMARKED = "communication is the ranges of collectives: those without a range, such as barriers, are in no figure"
 
@@ -346,7 +348,10 @@ class RankEvents(Brief):
         """Why none of its steps is measured; ``None`` if some are, or if it has none."""
         if len(self.steps) or not (self.warmup_steps or self.incomplete_steps):
             return None
-        return ONLY_INCOMPLETE if self.incomplete_steps else ONLY_WARMUP
+        if not self.incomplete_steps:
+            return ONLY_WARMUP
+        is_left_out = self.recording.is_incomplete | self.including_warmup.steps.warmup
+        return ONLY_INCOMPLETE if is_left_out.all() else ONLY_BESIDE
 
     @property
     def is_lost(self) -> bool:
@@ -740,11 +745,17 @@ def _without_uncounted(rank: RankEvents) -> RankEvents:
 
     Complete steps that may have run beside the lost work of an incomplete step are left out with it.
     """
-    is_incomplete = np.zeros(len(rank.steps), np.bool_)
+    is_incomplete, step_notes = np.zeros(len(rank.steps), np.bool_), rank.step_notes
     if rank.has_steps and rank.device is not None:
         is_incomplete = rank.recording.is_incomplete
         if is_incomplete.any():
-            is_incomplete = is_incomplete | _run_beside_lost_work(rank, is_incomplete)
+            is_beside = _run_beside_lost_work(rank, is_incomplete)
+            if (is_named := is_beside & ~rank.steps.warmup).any():
+                which, beside = name_steps(rank.steps.names, is_named), "it" if is_named.sum() == 1 else "them"
+                step_notes += (
+                    f"{which} left out: work of a step that was recorded in part may have run beside {beside}",
+                )
+            is_incomplete = is_incomplete | is_beside
     measured: Mask = ~(rank.steps.warmup | is_incomplete)
     if measured.all():
         return rank
@@ -763,6 +774,7 @@ def _without_uncounted(rank: RankEvents) -> RankEvents:
         beside=select(rank.events, np.append(is_incomplete, False)[step]) if is_incomplete.any() else None,
         follows_lost=np.append(False, is_incomplete[:-1])[measured] if is_incomplete.any() else None,
         with_warmup=rank,
+        step_notes=step_notes,
     )
 
 

@@ -139,31 +139,29 @@ class Recording:
         if is_lost.any():
             launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
             notes.append(
-                f"{_name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
+                f"{name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
                 f"{'it' if is_lost.sum() == 1 else 'them'} have no activity, which the profiler lost"
             )
         if self.is_overlong.any():
             which = "it" if self.is_overlong.sum() == 1 else "them"
             notes.append(
-                f"{_name_steps(names, self.is_overlong)} left out: an activity in {which} has an impossible end"
+                f"{name_steps(names, self.is_overlong)} left out: an activity in {which} has an impossible end"
             )
         if self.are_most_overlong and not self.is_overlong.all():
-            which = _name_steps(names, ~self.is_overlong)
+            which = name_steps(names, ~self.is_overlong)
             notes.append(
                 f"{which} left out: most steps have activities with an impossible end, so no end can be trusted"
             )
         if self.is_timeless.any():
             which = "it" if self.is_timeless.sum() == 1 else "them"
-            timeless = _name_steps(names, self.is_timeless)
+            timeless = name_steps(names, self.is_timeless)
             notes.append(f"{timeless} left out: a kernel in {which} takes no time, which is impossible")
         if self.is_silent.any():
             which = "it" if self.is_silent.sum() == 1 else "them"
-            notes.append(f"{_name_steps(names, self.is_silent)} left out: no launch was recorded in {which}")
+            notes.append(f"{name_steps(names, self.is_silent)} left out: no launch was recorded in {which}")
         if (is_partial := self.is_partial & ~self.is_overlong).any():
             whose = "its" if is_partial.sum() == 1 else "their"
-            notes.append(
-                f"{_name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part"
-            )
+            notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
         if self.clocks_disagree:
             found = [
                 f"{count:,} of {of:,} {what}"
@@ -177,7 +175,7 @@ class Recording:
         return tuple(notes)
 
 
-def _name_steps(names: list[str], chosen: Mask) -> str:
+def name_steps(names: list[str], chosen: Mask) -> str:
     """Return words for the chosen steps: ``step 3``, ``steps 3 to 9 (7 of 20)`` or ``steps 1, 4 (2 of 20)``."""
     rows: list[int] = np.flatnonzero(chosen).tolist()
     if len(rows) == 1:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, find_rank_events
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.quality import MIXED_CLOCKS
@@ -188,6 +188,17 @@ class TestWorkBesideThatOfALostStep:
             streams={7: ".aaaaaaaaabb....cc......"},
         )
         assert steps_of(launching(trace)) == [2]
+        (rank,) = find_rank_events(launching(trace))
+        assert [note.partition(" left out: ")[0] for note in rank.step_notes] == ["step 1", "step 0"]
+
+    def test_if_no_step_is_left_not_all_are_said_to_be_recorded_in_part(self) -> None:
+        trace = draw_trace(
+            ranges={"step 0": "########", "step 1": "........########"},
+            launches={"main": "a.......bM......"},
+            streams={7: ".aaaaaaaaabb...."},
+        )
+        (rank,) = find_rank_events(launching(trace))
+        assert (len(rank.steps), rank.why_left_out) == (0, ONLY_BESIDE)
 
     def test_compute_of_a_lost_step_hides_communication_all_the_same(self) -> None:
         """``b`` was launched in the lost step and ran beside the last step's collective."""
