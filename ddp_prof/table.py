@@ -137,6 +137,29 @@ def begins_run(*columns: NDArray[Any]) -> Mask:
     return begins
 
 
+def are_repeated(*columns: Ints) -> Mask:
+    """Return which rows are equal to an earlier row in all columns."""
+    mixed = np.zeros(len(columns[0]), np.int64)
+    for column in columns:  # equal rows get equal numbers; different rows seldom do
+        mixed = mixed * _MIXES + column
+    ordered, found = np.sort(mixed), np.zeros(len(mixed), np.bool_)
+    if np.all(ordered[1:] != ordered[:-1]):  # usual, and fast
+        return found
+    order = np.argsort(mixed, kind="stable")
+    begins = np.append(True, mixed[order[1:]] != mixed[order[:-1]])
+    alone = begins & np.append(begins[1:], True)
+    asked = np.sort(order[~alone])
+    first, _ = distinct_rows(*(column[asked] for column in columns))
+    is_first = np.zeros(len(asked), np.bool_)
+    is_first[first] = True
+    found[asked] = ~is_first
+    return found
+
+
+_MIXES = np.int64(0x2545F4914F6CDD1D)
+"""An odd number by which products wrap around, so that small differences change all bits above them."""
+
+
 def distinct(column: Ints) -> list[int]:
     """Return the distinct values in ascending order; fast if they lie close together, such as ids of streams."""
     if not len(column):

@@ -61,6 +61,16 @@ def warn_missing_ends(without: int) -> Iterator[str]:
         yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
 
 
+def warn_repeated(repeated: int, collectives: int) -> Iterator[str]:
+    """Yield a warning if events are in the file twice, of which the second ones are left out.
+
+    ``repeated`` is the number of all of them, ``collectives`` that of the collectives among them.
+    """
+    if repeated:
+        of_these = f", with {collectives:,} duplicate collective{'' if collectives == 1 else 's'}"
+        yield f"duplicate events left out: {repeated:,}{of_these if collectives else ''}; the file holds them twice"
+
+
 # Messages of a profiler about lost events; messages about samples of the CPU, which do not matter; most that are shown.
 _LOSS = re.compile(r"\b(?:lost|dropped|discarded|overflow|not all|incomplete|missing|missed|exceeded)\b", re.IGNORECASE)
 _OF_THE_PROCESSOR = re.compile(r"\bsampl|context switch|\bperf\b|backtrace|ftrace|\bETW\b", re.IGNORECASE)

@@ -25,7 +25,7 @@ from ddp_prof.ingest.export_tables import GatheredColumns
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, EventArguments
 from ddp_prof.ingest.names import ORDERING_CALLS
 from ddp_prof.range_names import OPERATOR_PREFIX
-from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, concatenate, empty, select
+from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, are_repeated, concatenate, empty, select
 
 KERNEL = "kernel"
 COPY, MEMORY_SET = (
@@ -121,6 +121,11 @@ class Events(Table):
     name: Ints
     pid: Ints
     tid: Ints
+
+
+_OF_EVENTS = ("start_ns", "end_ns", "name", "pid", "tid")
+_OF_WORK = ("device", "lane", "correlation")
+"""Columns in which events are equal that are in a file twice; the others only where a table has them."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,8 @@ class KinetoColumns:
         pairs: Categories of events that are written as two entries, for their beginning and for their end.
         has_pairs: Whether there are such events, with or without a category.
         with_times, without_times: Number of events with a duration that have times, and that have none, by category.
+        repeated: Number of events that are in the file twice, by category; the second one is left out.
+        repeated_kernels: The names (codes) of the kernels among these.
         without_end: Number of a device's events that have no end, or an end before their start.
         window_ends_ns: When the recording ended, as Kineto writes it.
         thread_names: (code of the ``pid``, thread, name) of each event that names a thread.
@@ -243,7 +250,9 @@ class KinetoColumns:
         self._shapes = Codes()  # of launch shapes: (grid, block), both as JSON
         self._rows: dict[str, _Rows[Any]] = {}  # a table for each category that is read
         self._collectives = _Rows(KernelCollectives)
-        self._lost_kernels: Mask | None = None  # which kernels have lost their start, if any has
+        self.repeated: dict[str, int] = defaultdict(int)
+        self.repeated_kernels = np.empty(0, np.int64)
+        self._left_out: Mask | None = None  # which kernels are left out, if any is
 
     def add(self, events: Sequence[Event]) -> None:
         """Add the next events of the document."""
@@ -268,21 +277,29 @@ class KinetoColumns:
 
     def table(self, kind: type[AnyTable], *categories: str) -> AnyTable:
         """Return a table with all events of these categories, in the order of the categories; call it once for each."""
-        found = [self._with_starts(category) for category in categories if category in self._rows]
+        found = [self._counted(category) for category in categories if category in self._rows]
         return concatenate(*found) if len(found) > 1 else found[0] if found else empty(kind)
 
-    def _with_starts(self, category: str) -> Any:
-        """Return the table of a category without events that have lost their start."""
+    def _counted(self, category: str) -> Any:
+        """Return the table of a category without events that have lost their start, or that are in the file twice."""
         table = self._rows[category].table()
         is_lost = table.start_ns == 0
         lost = int(np.count_nonzero(is_lost))
         if lost <= MOST_AT_ZERO:
+            is_lost[:] = False
+        else:
+            self.with_times[category] -= lost
+            self.without_times[category] += lost
+        columns = [getattr(table, name) for name in (*_OF_EVENTS, *_OF_WORK) if hasattr(table, name)]
+        # In whole microseconds, two events that take none may look alike.
+        is_again = are_repeated(*columns) & (table.end_ns > table.start_ns) & ~is_lost
+        self.repeated[category] += int(np.count_nonzero(is_again))
+        left_out = is_lost | is_again
+        if not left_out.any():
             return table
-        self.with_times[category] -= lost
-        self.without_times[category] += lost
         if category == KERNEL:
-            self._lost_kernels = is_lost
-        return select(table, ~is_lost)
+            self._left_out, self.repeated_kernels = left_out, table.name[is_again]
+        return select(table, ~left_out)
 
     def calls(self) -> tuple[str, ...]:
         """Return the recorded categories of events that are calls of a runtime or driver, such as ``cuda_runtime``."""
@@ -291,10 +308,10 @@ class KinetoColumns:
     def collectives(self) -> KernelCollectives:
         """Return the collectives that were recorded with kernels; call it once, and after the table of kernels."""
         found = self._collectives.table()
-        if self._lost_kernels is None:
+        if self._left_out is None:
             return found
-        found = select(found, ~self._lost_kernels[found.kernel])
-        return replace(found, kernel=found.kernel - np.cumsum(self._lost_kernels)[found.kernel])
+        found = select(found, ~self._left_out[found.kernel])
+        return replace(found, kernel=found.kernel - np.cumsum(self._left_out)[found.kernel])
 
     def launch_sizes(self, shape: Ints) -> list[Ints]:
         """Return a column for each of :data:`SIZES`, ``UNKNOWN`` where no shape was recorded; ``shape`` holds codes."""

@@ -206,7 +206,9 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
     job = _Job.of(header, processes.count, activities)
     base_ns = job.base_ns
     is_utc = base_ns <= 0 and enrich.are_utc((calls.start_ns, activities.start_ns, spans.start_ns))
-    warnings = tuple(_warnings(path, header, read))
+    again = kernel_categories(names, options.comm_patterns)[_intern(columns.names, columns.repeated_kernels, names)]
+    repeated = sum(columns.repeated.values()), int((again == Category.COMMUNICATION).sum())
+    warnings = (*_warnings(path, header, read), *enrich.warn_repeated(*repeated))
     call_details = None
     if options.with_launches:
         call_names = _intern(columns.names, read.calls.name, names, enrich.UNNAMED_CALL)

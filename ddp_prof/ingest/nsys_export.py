@@ -29,7 +29,7 @@ from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, r
 from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
-from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, rows_of, select
+from ddp_prof.table import UNKNOWN, Ints, Mask, are_repeated, distinct, rows_of, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -168,7 +168,7 @@ def _build(
     del ranges, range_rows
     columns, copies, launches = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
-    calls = call_columns.result()
+    calls, calls_again = call_columns.result()
     synchronizations = file.start(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
     tid = calls["globalTid"]
     # If activities have no process and all calls are of one process, it is that of the activities, too.
@@ -191,6 +191,17 @@ def _build(
     has_start["activities"] &= (columns["start"] != 0) | (columns["end"] != 0)
     has_start["ranges"] &= (spans.start_ns != 0) | (spans.end_ns != 0)
     has_start["calls"] &= (calls["start"] != 0) | (calls["end"] > 0)
+    # Rows that are in the file twice are left out, too.
+    again = {
+        "activities": are_repeated(*(columns[name] for name in (*ACTIVITY_COLUMNS[:-1], "name", "kind")))
+        & (columns["end"] > columns["start"]),
+        "ranges": are_repeated(spans.start_ns, spans.end_ns, spans.process, spans.lane, spans.name_id)
+        & (spans.end_ns > spans.start_ns),
+        "calls": np.zeros(len(tid), np.bool_),  # left out already
+    }
+    counts = {table: rows & ~again[table] for table, rows in has_start.items()}
+    repeated = sum(int((rows & again[table]).sum()) for table, rows in has_start.items()) + calls_again
+    collectives_again = int((activities.category[again["activities"]] == Category.COMMUNICATION).sum())
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
@@ -198,30 +209,29 @@ def _build(
         path=file.path,
         source=file.source,
         names=tuple(names),
-        activities=select(activities, has_start["activities"]),
-        spans=select(spans, has_start["ranges"]),
-        calls=select(
-            Calls(calls["start"], _process_ids(tid), tid & 0xFFFFFF, calls["correlationId"]), has_start["calls"]
-        ),
+        activities=select(activities, counts["activities"]),
+        spans=select(spans, counts["ranges"]),
+        calls=select(Calls(calls["start"], _process_ids(tid), tid & 0xFFFFFF, calls["correlationId"]), counts["calls"]),
         synchronizations=waits.calls,
         sync_source=waits.source,
         sync_reason=waits.reason,
-        call_details=call_details and select(call_details, has_start["calls"]),
+        call_details=call_details and select(call_details, counts["calls"]),
         warnings=(
             *enrich.warn_missing_starts(file.path, has_start),
             *enrich.warn_missing_ends(int(has_no_end.sum())),
             *([_NO_MPI] if facts["ranks"] else []),
+            *enrich.warn_repeated(repeated, collectives_again),
             *enrich.report_losses("nsys", _diagnoses(file)),
         ),
         manifest=manifest,
         recorder=_recorder(file.path, manifest),
         **{**facts, **({"epoch_ns": 0} if is_utc else {})},
     )
-    kernels = rows_of(has_start["activities"][: len(next(iter(launches.values()), ()))])
+    kernels = rows_of(counts["activities"][: len(next(iter(launches.values()), ()))])
     beside = _Beside(
-        kinds=_kinds_of_calls(calls[CALL_NAME], strings)[has_start["calls"]],
-        within_device=within_device[has_start["activities"]],
-        within_one=within_one[has_start["activities"]],
+        kinds=_kinds_of_calls(calls[CALL_NAME], strings)[counts["calls"]],
+        within_device=within_device[counts["activities"]],
+        within_one=within_one[counts["activities"]],
         events=waits.events,
         has_payloads=has_payloads,
         launches=[column[kernels] for column in launches.values()],
@@ -356,7 +366,7 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
         names: Table of names.
         comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
     """
-    kind, pid = columns["kind"], columns["globalPid"]
+    kind, pid, numbers = columns["kind"], columns["globalPid"], columns["correlationId"]
     category = kernel_categories(names, comm_patterns)[name_id]
     # Activities that are no kernels: their kind tells the name and the category.
     for other, name in _UNNAMED.items():
@@ -373,7 +383,7 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
         name_id=names.fill_unknown(name_id, enrich.UNNAMED_KERNEL),
         kind=kind,
         category=category,
-        correlation=columns["correlationId"],
+        correlation=np.where(numbers == 0, UNKNOWN, numbers) if 0 in numbers else numbers,  # CUPTI counts from 1
         bytes=columns["bytes"],
     )
 
@@ -401,10 +411,12 @@ def _mark_copies(activities: Activities, columns: Mapping[str, Ints]) -> tuple[M
     return within_device, within_one
 
 
-def _call_columns(file: ExportTables) -> dict[str, Ints]:
-    """Return the columns of the calls, sorted by correlation id; calls with the same id stay in the order of the file.
+def _call_columns(file: ExportTables) -> tuple[dict[str, Ints], int]:
+    """Read the calls without those that are in the file twice.
 
-    The join of activities with their calls is faster if they are sorted.
+    Returns:
+        Their columns, sorted by correlation id, as the join of activities with their calls is then faster; calls with
+        the same id stay in the order of the file. And how many calls were left out.
     """
     file.require(CALLS, "start")
     columns = file.read_integers(CALLS, (*CALL_COLUMNS, CALL_NAME, "end"))
@@ -413,7 +425,10 @@ def _call_columns(file: ExportTables) -> dict[str, Ints]:
         order = np.argsort(correlation, kind="stable")
         for name, column in columns.items():  # one by one, so that only one of them is held twice
             columns[name] = in_order(column, order) if column.strides[0] else column  # stride 0: one value in all rows
-    return columns
+    again = are_repeated(*columns.values())
+    if not again.any():
+        return columns, 0
+    return {name: column[~again] for name, column in columns.items()}, int(again.sum())
 
 
 def ids_of_calls(strings: Mapping[int, str]) -> dict[enrich.CallKind, list[int]]:

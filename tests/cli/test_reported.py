@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pytest
 
 from tests.command_line import run
 from tests.kineto_factory import event, write_kineto
-from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, write_capture
+from tests.nsys_factory import CALL, KERNEL, NCCL, NVTX, US, Capture, Kernel, Range, write_capture
 
 MAIN, AUTOGRAD, PROCESS = 100, 101, 100
 STEP = 1000
@@ -469,7 +471,7 @@ CASES = {
     "ranges of a library only": Reported(
         "nsys-ai#215", library_ranges, HALF, None, says=("no steps are marked",), formats=("nsys",)
     ),
-    "each kernel twice": Reported("kineto", duplicates, HALF, says=("5 duplicate collectives",), formats=("kineto",)),
+    "each kernel twice": Reported("kineto", duplicates, HALF, says=("20, with 5 duplicate collectives",)),
     "an all-gather without arguments": Reported("chakra#178", coalesced, HALF),
 }  # fmt: skip
 
@@ -516,6 +518,25 @@ def test_what_was_lost_is_no_change(damage: Callable[[], Capture], how: str, tmp
     assert changes
     assert not any(one["is_beyond_spread"] for one in changes)
     assert {one["change_ns"] or 0 for one in changes} == {0}, changes
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_a_file_that_holds_all_events_twice_says_what_it_says_of_one(how: str, tmp_path: Path) -> None:
+    """Each collective counted twice, so a bucket seemed to be reduced twice, and no_sync() was the advice."""
+    trace, told = written("", usual(), how, tmp_path), []
+    for twice in (False, True):
+        if twice and how == "kineto":
+            document = json.loads(trace.read_text())
+            document["traceEvents"] *= 2
+            trace.write_text(json.dumps(document))
+        elif twice:
+            with closing(sqlite3.connect(trace)) as database:
+                for table in (KERNEL, CALL, NVTX):
+                    database.execute(f"INSERT INTO {table} SELECT * FROM {table}")
+                database.commit()
+        documents = [json.loads(run(command, "--format", "json", trace).stdout) for command in ("summary", "overlap")]
+        told.append([documents[0]["runs"][0]["cause"], documents[1]["ranks"], run("collectives", trace).stdout[:500]])
+    assert told[0] == told[1]
 
 
 def test_two_ranks_in_one_file_do_not_cut_each_others_steps(tmp_path: Path) -> None:
