@@ -18,8 +18,10 @@ from ddp_prof.table import (
     UNKNOWN,
     Ints,
     Mask,
+    begins_run,
     distinct,
     distinct_rows,
+    is_among,
 )
 from ddp_prof.trace import Calls, Category, Kind, Trace
 
@@ -234,6 +236,48 @@ def mark_peer_copies(trace: Trace, kind: Ints, within_one: Mask | None = None) -
     category = activities.category.copy()
     category[rows] = Category.COMMUNICATION
     return replace(trace, activities=replace(activities, category=category))
+
+
+def share_out_launches(trace: Trace, is_of_graph: Mask) -> Trace:
+    """Return the trace in which kernels with the number of another kernel's launch have launches of their own.
+
+    Some releases of ROCm give several kernels the number of one launch, and none the numbers of the next launches. If a
+    process has as many such kernels as launches without work, these belong together, in order of time, unless a kernel
+    would then begin before its launch::
+
+        launches      1   2   3       none has the numbers 2 and 3
+        numbers        1   1   1      the second and the third kernel belong to launches 2 and 3
+
+    Args:
+        trace: The trace, which knows which calls launched work.
+        is_of_graph: Which calls launched a graph: its kernels share a number rightly.
+    """
+    activities, calls = trace.activities, trace.calls
+    if trace.is_launch is None:
+        return trace
+    launching, shared = trace.launching_calls.copy(), 0
+    rows = np.flatnonzero((activities.kind == Kind.KERNEL) & (launching != UNKNOWN))
+    rows = rows[~is_of_graph[launching[rows]]]
+    rows = rows[np.lexsort((activities.start_ns[rows], launching[rows]))]
+    rows = rows[~begins_run(launching[rows])]  # without the first kernel of each launch
+    for process in distinct(activities.process[rows]):
+        kernels = rows[activities.process[rows] == process]
+        kernels = kernels[np.argsort(activities.start_ns[kernels], kind="stable")]
+        of_process = np.flatnonzero(trace.is_launch & ~is_of_graph & (calls.process == process))
+        without = of_process[
+            ~is_among(calls.correlation[of_process], activities.correlation[activities.process == process])
+        ]
+        without = without[np.argsort(calls.start_ns[without], kind="stable")]
+        if len(without) == len(kernels) and np.all(calls.start_ns[without] <= activities.start_ns[kernels]):
+            launching[kernels] = without
+            shared += len(kernels)
+    if not shared:
+        return trace
+    warning = (
+        f"{shared:,} of {len(activities):,} activities have the correlation number of another one's launch: each is "
+        "taken for work of the next launch that has none, so some phases may be wrong"
+    )
+    return replace(trace, launching_calls=launching, warnings=(*trace.warnings, warning))
 
 
 _ROUNDING_NS = 2_000

@@ -246,7 +246,12 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
         gpus=(gpus := dict(_read_gpu_names(header.deviceProperties, max(1, processes.count)))),
         platform="rocm" if _is_amd(call_texts, gpus) else "cuda",
     )
-    return enrich.mark_peer_copies(trace, kinds), awaited
+    is_of_graph = columns.names.which(read.calls.name, _launches_graph)
+    return enrich.mark_peer_copies(enrich.share_out_launches(trace, is_of_graph), kinds), awaited
+
+
+def _launches_graph(name: str) -> bool:
+    return "GraphLaunch" in name
 
 
 @dataclass(frozen=True)

@@ -340,6 +340,21 @@ def duplicates() -> Capture:
     return replace(once, kernels=[*numbered, *(replace(kernel, launch=None) for kernel in numbered)])
 
 
+def shared_numbers() -> Capture:
+    """Backward's kernels have the number of forward's launch, and no kernel has that of their own."""
+    numbered = [replace(kernel, number=100 + place) for place, kernel in enumerate(usual().kernels)]
+    kernels = [replace(one, is_lost=one.name == "bwd_gemm") for one in numbered]
+    kernels += [replace(one, launch=None, number=(one.number or 0) - 1) for one in numbered if one.name == "bwd_gemm"]
+    return replace(usual(), kernels=kernels)
+
+
+def without_numbers() -> Capture:
+    """No kernel has the number of its launch; the last launch has no kernel, as the recording ended before it."""
+    numbered = [replace(kernel, number=100 + place) for place, kernel in enumerate(usual(30).kernels)]
+    calls = [replace(one, is_lost=True) for one in numbered]
+    return replace(usual(30), kernels=[*calls, *(replace(one, launch=None, number=0) for one in numbered[:-1])])
+
+
 def coalesced() -> Capture:
     """An all-gather of several tensors at once, without the arguments of a collective."""
     steps = []
@@ -472,6 +487,16 @@ CASES = {
         "nsys-ai#215", library_ranges, HALF, None, says=("no steps are marked",), formats=("nsys",)
     ),
     "each kernel twice": Reported("kineto", duplicates, HALF, says=("20, with 5 duplicate collectives",)),
+    "kernels with the number of another's launch": Reported(
+        "kineto#1416", shared_numbers, HALF,
+        says=("5 of 20 activities have the correlation number of another one's launch", "exposed time is tail"),
+        formats=("kineto",),
+    ),
+    "kernels without the numbers of their launches": Reported(
+        "kineto#1416", without_numbers, (12000, 6000, 6000), 30,
+        says=("119 of 119 activities carry no correlation number", "no step is known to have launched it"),
+        says_not=("lost",),
+    ),
     "an all-gather without arguments": Reported("chakra#178", coalesced, HALF),
 }  # fmt: skip
 

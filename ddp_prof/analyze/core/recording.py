@@ -298,7 +298,7 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
     A number is a correlation id here. A call without an activity, but with the same number as the call before it on its
     thread, is a part of that call and does not count: for example a call of the driver within one of the runtime.
 
-    A launch is lost only if no activity has its number. No launch is lost if at least as many kernels lack a number as
+    A launch is lost only if no activity has its number. No launch is lost if about as many kernels lack a number as
     launches lack an activity, as with some releases of ROCm, because these launches may have launched these kernels.
     """
     calls, activities = trace.calls, trace.activities
@@ -314,7 +314,8 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
         is_part = _are_parts(trace, process, lost)
         is_launch[lost[is_part]] = False
         lost = lost[~is_part]
-    if len(lost) <= int((mine & (activities.kind == Kind.KERNEL) & (activities.correlation == UNKNOWN)).sum()):
+    unnumbered = int((mine & (activities.kind == Kind.KERNEL) & (activities.correlation == UNKNOWN)).sum())
+    if unnumbered and len(lost) - unnumbered <= MOST_ALWAYS_LOST * len(lost):
         lost = lost[:0]
     return lost, is_launch
 
