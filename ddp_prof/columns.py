@@ -87,6 +87,8 @@ class Hidden(Flag):
     """A host that communicates may have waited meanwhile."""
     COMMUNICATION = auto()
     """No communication was recorded, although there may have been some."""
+    COPIES = auto()
+    """Copies were launched, and none of them was recorded."""
 
 
 WHY_HIDDEN = {
@@ -97,6 +99,7 @@ WHY_HIDDEN = {
     Hidden.GRAPHS: "whole graphs",
     Hidden.WAITS: "host waits",
     Hidden.COMMUNICATION: "not seen",
+    Hidden.COPIES: "no copies",
 }
 """For each of these, the words for what the capture lacks; docs/formats.md explains them."""
 

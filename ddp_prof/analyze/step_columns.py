@@ -241,7 +241,7 @@ class StepLength:
         "memory copies without compute or communication at the same time",
         default=None,
         measure=lambda steps: steps.times.exposed_memory_ns,
-        needs=Hidden.WORK | Hidden.GRAPHS,
+        needs=Hidden.WORK | Hidden.GRAPHS | Hidden.COPIES,
     )
     idle_ns: int | None = column(
         "the rest",
@@ -249,7 +249,7 @@ class StepLength:
         measure=lambda steps: (
             steps.times.length_ns - steps.times.compute_ns - steps.times.exposed_ns - steps.times.exposed_memory_ns
         ),
-        needs=Hidden.WORK | Hidden.NAMES | Hidden.GRAPHS,
+        needs=Hidden.WORK | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
     )
     blocking_ns: int | None = column(
         "time without compute in which a stream, or a host that communicates, stands still for communication",
@@ -377,14 +377,14 @@ class StepOverlap:
     exposed_memory_ns: int | None = column(
         "memory copies without compute or communication at the same time",
         measure=lambda steps: steps.rank.breakdown.exposed_memory_ns,
-        needs=Hidden.LAUNCHES | Hidden.GRAPHS,
+        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.COPIES,
         stays=WITH_MUCH_ROOM,
         adds_up=True,
     )
     idle_ns: int | None = column(
         "time in which the device did nothing",
         measure=lambda steps: steps.rank.breakdown.idle_ns,
-        needs=Hidden.LAUNCHES | Hidden.NAMES | Hidden.GRAPHS,
+        needs=Hidden.LAUNCHES | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
         stays=WITH_ROOM,
         adds_up=True,
     )

@@ -207,7 +207,9 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
     base_ns = job.base_ns
     is_utc = base_ns <= 0 and enrich.are_utc((calls.start_ns, activities.start_ns, spans.start_ns))
     again = kernel_categories(names, options.comm_patterns)[_intern(columns.names, columns.repeated_kernels, names)]
-    repeated = sum(columns.repeated.values()), int((again == Category.COMMUNICATION).sum())
+    # An operator within one of its own name may look like a duplicate in whole microseconds, so these are not counted.
+    counted = sum(number for category, number in columns.repeated.items() if category not in OPERATIONS)
+    repeated = counted, int((again == Category.COMMUNICATION).sum())
     warnings = (*_warnings(path, header, read), *enrich.warn_repeated(*repeated))
     call_details = None
     if options.with_launches:

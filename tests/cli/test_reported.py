@@ -585,6 +585,26 @@ def test_where_no_nccl_kernel_was_recorded_the_host_is_not_blamed(how: str, tmp_
 
 
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str, tmp_path: Path) -> None:
+    """It copies for 80 % of each step; the calls alone are in the file."""
+    work = (("fwd_gemm", 20, 60, 7, 10, MAIN), ("copy", 60, 900, 7, 20, MAIN), (NCCL, 900, 940, 20, 30, MAIN))
+    steps = job(*(step(index, work) for index in range(5)))
+    lost = changed(
+        steps,
+        lambda _, one: replace(one, kind="memcpy", call="cudaMemcpyAsync", is_lost=True) if one.name == "copy" else one,
+    )
+    trace = written("", lost, how, tmp_path)
+    (rank,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
+    assert {(one["idle_ns"], one["exposed_memory_ns"], one["length"]["idle_ns"]) for one in rank["steps"]} == {
+        (None,) * 3
+    }
+    assert {one["exposed_ns"] for one in rank["steps"]} == {40 * US}
+    assert "idle" not in run("summary", trace).stdout
+    (use,) = json.loads(run("kernels", "--format", "json", trace).stdout)["ranks"]
+    assert (use["idle_ns"], use["idle"], "no copy" in use["idle_reason"]) == (None, [], True)
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_steps_beside_an_overlong_kernel_are_as_they_were(how: str, tmp_path: Path) -> None:
     (rank,) = json.loads(run("overlap", "--format", "json", written("", overlong(), how, tmp_path)).stdout)["ranks"]
     assert {one["step"]: one["overlapped_ns"] for one in rank["steps"]} == dict.fromkeys((0, 2, 3, 4), 200 * US)

@@ -256,7 +256,7 @@ class RankEvents(Brief):
         """How long its streams (on a CPU, its host) stood still for communication."""
         if self.clocks_disagree:
             return unknown_blocking(self.events, len(self.steps), CLOCKS)
-        if self._lacks_copies:
+        if self.lacks_copies:
             return unknown_blocking(self.events, len(self.steps), NO_COPIES)
         # If the device communicates, recorded dependencies tell what waits; if the host does, its own waits.
         communicates = self.events.category == Category.COMMUNICATION
@@ -289,7 +289,7 @@ class RankEvents(Brief):
         computes = np.isin(events.lane, distinct(events.lane[events.category == Category.COMPUTE]))
         rows = np.flatnonzero(~communicates & computes)
         waits = (calls.process == self.process) & np.isin(calls.kind, HOST_WAITS)
-        if self.device is None or not waits.any() or self._lacks_copies:
+        if self.device is None or not waits.any() or self.lacks_copies:
             return None
         if NO_TIME in events.launch_ns[rows]:
             return None
@@ -306,7 +306,7 @@ class RankEvents(Brief):
         return communication & (pending | union(calls.start_ns[waits], calls.end_ns[waits]))
 
     @property
-    def _lacks_copies(self) -> bool:
+    def lacks_copies(self) -> bool:
         """Whether the process made calls that launch copies, and no copy was recorded."""
         calls, activities = self.trace.synchronizations, self.trace.activities
         is_called = np.any((calls.kind == SyncKind.COPY) & (calls.process == self.process))
