@@ -7,11 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.quality import LOST, NOTHING, named_collectives, why_unknown_work
+from ddp_prof.analyze.quality import (
+    LOST,
+    NOTHING,
+    UNTIMED_CALLS,
+    called_collectives,
+    named_collectives,
+    why_unknown,
+    why_unknown_work,
+)
 from ddp_prof.trace import Category, Trace
 
 _RECORD_GPU = "record with nsys profile --trace=cuda,nvtx, or with ProfilerActivity.CUDA of torch.profiler"
-_RECORD_CPU = "on a CPU, with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
+_MARK = "with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
+_RECORD_CPU = f"on a CPU, {_MARK}"
 
 
 def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
@@ -31,5 +40,10 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
         return (
             f"no NCCL kernel was recorded, although '{named[0]}' names a collective: its device was not recorded, or "
             f"the profiler lost its kernels: {_RECORD_GPU}, for the whole step"
+        )
+    if (called := called_collectives(trace)) and any(why_unknown(rank) == UNTIMED_CALLS for rank in ranks):
+        return (
+            f"nothing tells when collectives ran, although '{called[0]}' calls them: for NCCL {_RECORD_GPU}; for gloo "
+            f"mark them {_MARK}"
         )
     return None

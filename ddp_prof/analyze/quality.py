@@ -14,6 +14,7 @@ from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY
 from ddp_prof.analyze.core.recording import CLOCKS, find_lost_launches
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
+from ddp_prof.communication import BARRIER, operation_of
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, Mask, Trace, distinct, distinct_rows, select
@@ -34,11 +35,13 @@ EMPTY = "this capture is empty"
 
 NO_NCCL_KERNEL = "no NCCL kernel was recorded, although ranges name collectives"
 
+UNTIMED_CALLS = "collectives were called in this trace, and nothing tells when they ran"
+
 ONLY_MPI = "only calls of MPI communicate in this trace, and what they move is not measured"
 
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
 
-NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS))
+NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS))
 """Reasons that mean that the trace does not tell what a step communicates, nor what fills it besides compute."""
 
 _WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
@@ -72,6 +75,8 @@ def why_unknown(rank: RankEvents) -> str | None:
         return INCOMPLETE_COMMUNICATES if rank.incomplete_steps else WARMUP_COMMUNICATES
     if rank.device is not None and named_collectives(rank.trace):
         return NO_NCCL_KERNEL
+    if called_collectives(rank.trace):
+        return UNTIMED_CALLS
     return ONLY_MPI if _calls_mpi(rank) else NO_COMMUNICATION
 
 
@@ -83,6 +88,12 @@ def named_collectives(trace: Trace, process: int | None = None) -> list[str]:
     spans = trace.spans
     used = set(distinct(spans.name_id if process is None else spans.name_id[spans.process == process]))
     return [name for at, name in enumerate(trace.names) if at in used and _NCCL_RANGE.match(name)]
+
+
+def called_collectives(trace: Trace) -> list[str]:
+    """Return the names of torch's operators that call collectives other than barriers, such as ``c10d::allreduce_``."""
+    names = (trace.names[name_id] for name_id in distinct(trace.collective_calls.name_id) if name_id != UNKNOWN)
+    return [name for name in names if operation_of(name) not in (None, BARRIER)]
 
 
 _NCCL_RANGE = re.compile(

@@ -584,6 +584,22 @@ def test_where_no_nccl_kernel_was_recorded_the_host_is_not_blamed(how: str, tmp_
     assert "no NCCL kernel was recorded" in json.loads(run("critical", "--format", "json", trace).stdout)["reason"]
 
 
+def test_operators_that_call_collectives_are_no_silence(tmp_path: Path) -> None:
+    """Older torch.profilers record no event of gloo: the device waits for it, and the host seemed to launch late."""
+    work = (("fwd_gemm", 20, 60, 7, 10, MAIN), ("adam", 940, 980, 7, 930, MAIN))
+    calls = [
+        event("cpu_op", "c10d::allreduce_", (100 + STEP * at) * US, (110 + STEP * at) * US, PROCESS, MAIN)
+        for at in range(5)
+    ]
+    trace = write_kineto(tmp_path / "x.json", job(*(step(index, work) for index in range(5))), others=calls)
+    (told,) = json.loads(run("summary", "--format", "json", trace).stdout)["runs"]
+    assert "'c10d::allreduce_' calls them" in told["missing"]
+    assert "nothing tells when they ran" in told["headline"]
+    assert (told["idle"], told["advice"]) == (None, None)
+    (rank,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
+    assert {one["exposed_ns"] for one in rank["steps"]} == {None}
+
+
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str, tmp_path: Path) -> None:
     """It copies for 80 % of each step; the calls alone are in the file."""
