@@ -171,7 +171,8 @@ def load_runs(
 def _tell_apart(runs: Sequence[Run]) -> None:
     """Add the folder to the labels of runs that have the same label, as in ``before/train`` and ``after/train``.
 
-    A run with a ``run.json`` keeps its label: it is the name of its variant, by which a baseline is found.
+    In one folder, the names of the files are the labels: ``x.rank0.json`` and ``x.rank1.json``. A run with a
+    ``run.json`` keeps its label: it is the name of its variant, by which a baseline is found.
     """
     by_label: dict[str, list[Run]] = {}
     for run in runs:
@@ -183,6 +184,11 @@ def _tell_apart(runs: Sequence[Run]) -> None:
             ends = distinct_ends(folders)
             for run, folder in zip(alike, folders, strict=True):
                 run.folder = ends[folder]
+        elif len(alike) > 1:
+            names = distinct_ends([run.files[0].absolute() for run in alike])
+            for run in alike:
+                more = f" and {len(run.files) - 1} more" if len(run.files) > 1 else ""
+                run.file_name = f"{names[run.files[0].absolute()]}{more}"
 
 
 def find_files(paths: Iterable[Path | str]) -> list[Path]:

@@ -96,7 +96,9 @@ class Run:
         workers: The processes that read the files.
         measured: For each file, the results of its measures so far, by the names in ``report.MEASURES``.
         made: The results that were made from measures of all files so far, by the names in ``_MADE_OF``.
-        folder: Name of its folder, if another run has the same label; else empty.
+        folder: Name of its folder, if a run of another folder has the same label; else empty.
+        file_name: Name of its first file, and how many others there are, if runs of one folder share a label; else
+            empty.
     """
 
     files: tuple[Path, ...]
@@ -106,6 +108,7 @@ class Run:
     measured: dict[Path, dict[str, Any]] = field(default_factory=dict)
     made: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
+    file_name: str = ""
     _analysis: RunAnalysis | None = None
     _explanation: RunExplanation | None = None
     _cost: RunCost | None = None
@@ -142,7 +145,7 @@ class Run:
     @property
     def label(self) -> str:
         """The name of the run in tables and figures, such as ``bucketed 10 MB``."""
-        label = label_of_ranks([label_of(file, self.manifest) for file in self.files])
+        label = self.file_name or label_of_ranks([label_of(file, self.manifest) for file in self.files])
         return f"{self.folder}/{label}" if self.folder else label
 
     def events(self) -> Iterator[TraceEvents]:
@@ -535,7 +538,8 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
         analysis = run._analysis or merge_analyses([run.measure_loaded(part, "collectives") for part in parts])
         typical, panels = measure_collectives(analysis).typical_step, []
         for part in parts:
-            title = "/".join(filter(None, (run.folder, label_of(part.trace.path, part.trace.manifest))))
+            label = (len(parts) == 1 and run.file_name) or label_of(part.trace.path, part.trace.manifest)
+            title = "/".join(filter(None, (run.folder, label)))
             panels.append(timeline_source(title, part, analysis, run)._replace(run=at, typical_step=typical))
         if len(panels) > 1:
             from ddp_prof.analyze.root_cause import explain_run

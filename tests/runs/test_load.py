@@ -65,6 +65,15 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(
     assert [run.overlap().label for run in runs] == [run.analysis().label for run in runs] == labels
 
 
+def test_runs_of_one_name_in_a_folder_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    """A table of two ranks that were kept apart had two rows and no name."""
+    files = [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2 + rank)) for rank in (0, 1)]
+    runs = load_runs(files)
+    labels = ["job.rank0.sqlite", "job.rank1.sqlite"]
+    assert [run.label for run in runs] == [run.overlap().label for run in runs] == labels
+    assert [source.title for source in timeline_sources(runs)] == labels
+
+
 def test_panels_of_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     """Two runs were both 'x', and so were two ranks of one; the page said of each how much it hides."""
     for folder in ("a", "b"):
