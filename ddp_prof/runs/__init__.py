@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -201,6 +202,8 @@ def find_files(paths: Iterable[Path | str]) -> list[Path]:
 
     files: dict[Path, Path] = {}
     for path in (Path(path) for path in paths):
+        if not os.path.lexists(path):  # a name that was mistyped; a trace that cannot be read may be left out
+            raise TraceError(path, os.strerror(errno.ENOENT), "check the path")
         for file in find_traces(path):
             real = Path(os.path.realpath(file))  # for a link to itself, Path.resolve would raise no OSError
             if real in files:

@@ -40,6 +40,14 @@ def test_a_path_that_is_not_there_is_an_error_about_the_path() -> None:
     assert result.stderr.startswith("Error: nothing.sqlite: No such file")
 
 
+@pytest.mark.parametrize("command", ["summary", "compare", "doctor"])
+def test_one_path_of_several_that_is_not_there_ends_the_command(command: str) -> None:
+    """A mistyped name was left out with a warning, and exit code 0 said that two runs were compared."""
+    result = run(command, TRACES / "naive.sqlite", "nothing.sqlite")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: nothing.sqlite: No such file")
+
+
 def test_no_argument_shows_the_help() -> None:
     result = run()
     assert result.exit_code == 0
