@@ -100,6 +100,8 @@ class TableView:
     """How to shorten the rows of hundreds of ranks on a terminal."""
     is_text: bool = False
     """Whether a terminal shows the title only, which then holds all text."""
+    keys: Sequence[str] = ()
+    """The keys of its rows, for the header of a CSV file if there are no rows."""
 
     @cached_property
     def document(self) -> Document:
@@ -164,16 +166,19 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if is_given else None
 
 
-def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
+def select_columns(rows: Sequence[Row], keys: Sequence[str], known: Sequence[str] = ()) -> Sequence[Row]:
     """Return the rows with the columns ``keys``, or with all columns if there are no keys.
+
+    ``known`` are the keys of a table that may have no rows.
 
     Raises:
         UsageError: The table has no column of this name.
     """
-    if not keys or not rows:
+    known = list(rows[0]) if rows else known
+    if not keys or not known:
         return rows
-    if missing := [key for key in keys if key not in rows[0]]:
-        raise UsageError(f"no column '{missing[0]}' in this table: choose from {','.join(rows[0])}")
+    if missing := [key for key in keys if key not in known]:
+        raise UsageError(f"no column '{missing[0]}' in this table: choose from {','.join(known)}")
     return [{key: row[key] for key in keys} for row in rows]
 
 
@@ -315,11 +320,13 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
         text = to_json(documents[0] if len(documents) == 1 else documents, indent)
         sys.stdout.write(f"{text}\n")
         return
+    known = next((view.keys for view in views if view.keys), ())
     if options.form == "csv":
-        write_csv(select_columns(_one_table([view.rows for view in views]), options.columns), sys.stdout)
+        rows = select_columns(_one_table([view.rows for view in views]), options.columns, known)
+        write_csv(rows, sys.stdout, options.columns or known)
     else:
         rows = _one_table([view.readable_rows for view in views])
-        sys.stdout.write(markdown(select_columns(rows, options.columns)))
+        sys.stdout.write(markdown(select_columns(rows, options.columns, known)))
     if not options.quiet:
         sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*itertools.chain(*own), *shared])
 
@@ -374,13 +381,13 @@ def _without_surrogates(value: Any) -> Any:
     return [_without_surrogates(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def write_csv(rows: Sequence[Row], file: TextIO) -> None:
-    """Write rows with the same keys; cells without a value are empty.
+def write_csv(rows: Sequence[Row], file: TextIO, keys: Sequence[str] = ()) -> None:
+    """Write rows with the same keys; cells without a value are empty. Without rows, write a header of ``keys``.
 
     Text that a spreadsheet would run as a formula gets a leading ``'``, for example a run called ``=cmd``. Line breaks
     and other control characters are written as escapes, so each row is one line.
     """
-    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer = csv.DictWriter(file, list(rows[0] if rows else keys), lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: _csv_cell(value) for key, value in row.items()} for row in rows)
 
@@ -435,7 +442,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     whole = () if view.is_text and not options.columns else view.readable_rows
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
     piped = short if options.wide else cut_beside(short)
-    rows = select_columns(piped if width is None else cut_names(short), options.columns)
+    rows = select_columns(piped if width is None else cut_names(short), options.columns, view.keys)
     is_whole = width is None or options.columns or not rows
     columns, left_out = (columns_of(rows), []) if is_whole else fit_columns(rows, width or ENDLESS)
 

@@ -22,7 +22,7 @@ import pytest
 
 from tests.command_line import run
 from tests.kineto_factory import event, write_kineto
-from tests.nsys_factory import CALL, KERNEL, NCCL, NVTX, US, Capture, Kernel, Range, write_capture
+from tests.nsys_factory import CALL, KERNEL, NCCL, NVTX, US, Capture, Kernel, Range, bucket_steps, write_capture
 
 MAIN, AUTOGRAD, PROCESS = 100, 101, 100
 STEP = 1000
@@ -662,3 +662,20 @@ def test_a_rank_whose_clocks_disagree_is_not_said_to_be_late_when_a_step_begins(
     assert "Rank 1 arrives last in 5 of 5 steps, by 0.10 ms" in document["headline"]
     assert "when the step begins" not in document["headline"]
     assert [rank["lag_before_ns"] for rank in document["ranks"]] == [None, None]
+
+
+def test_csv_without_rows_has_the_header_of_one_with_rows(tmp_path: Path) -> None:
+    """It was empty, which readers of CSV refuse, and any name of a column was taken."""
+    silent = write_kineto(tmp_path / "x.json", usual())
+    full = {
+        "critical": write_capture(tmp_path / "waits.sqlite", bucket_steps(20, 20)),
+        "skew": write_capture(tmp_path / "ranks.sqlite", merged(), "2025.3"),
+        "doctor": write_capture(tmp_path / "host.sqlite", job(*(step(at, USUAL[:1]) for at in range(5))), "2025.3"),
+        "kernels --table idle": write_kineto(
+            tmp_path / "idle.json", job(*(step(at, (USUAL[0], USUAL[3])) for at in range(5)))
+        ),
+    }
+    for command, trace in full.items():
+        header, *rows = run(*command.split(), "--format", "csv", trace).stdout.splitlines()
+        assert (run(*command.split(), "--format", "csv", silent).stdout, bool(rows)) == (f"{header}\n", True), command
+        assert run(*command.split(), "--format", "csv", "--columns", "no", silent).exit_code == 2

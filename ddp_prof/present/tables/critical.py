@@ -60,8 +60,11 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
             warnings=list(run.warnings),
         )
 
-    digest = Digest("path_ms", tuple(one.table_key for one in table_columns(StepPath) if one.adds_up), "ends_on")
-    return TableView(join_lines([title, headline]), rows, notes if rows else run.warnings, document, digest=digest)
+    columns = table_columns(StepPath)
+    digest = Digest("path_ms", tuple(one.table_key for one in columns if one.adds_up), "ends_on")
+    keys = ("run", *(one.table_key for one in columns))
+    notes = notes if rows else list(run.warnings)
+    return TableView(join_lines([title, headline]), rows, notes, document, digest=digest, keys=keys)
 
 
 def critical_headline(critical: RunCritical) -> str:

@@ -8,7 +8,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.doctor import ABOUT_COMMUNICATION, Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.columns import Row
-from ddp_prof.present.columns import ms, values_of
+from ddp_prof.present.columns import ms
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
 
@@ -57,21 +57,20 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         by_reason.setdefault(one.reason, []).append(one.rule)
     notes = [f"not decided: {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
     notes += run.doubts
-    rows: list[Row] = [
-        {
-            "run": run.label,
-            "finding": one.rule,
-            "gain_ms": ms(one.expected_gain_ns),
-            "costs_ms": ms(one.cost_ns),
-            "of_ranks": ", ".join(one.ranks),
-            **values_of(one, "evidence", "advice"),
-        }
-        for one in diagnosis.findings
-    ]
+    rows = [_row(run.label, one) for one in diagnosis.findings]
     document = run_document(
         run,
         findings=[asdict(one) for one in diagnosis.findings],
         abstained=[asdict(one) for one in diagnosis.abstained],
         warnings=list(run.warnings),
     )
-    return TableView(join_lines(lines), rows, notes, document, is_text=True)
+    return TableView(join_lines(lines), rows, notes, document, is_text=True, keys=_KEYS)
+
+
+_KEYS = ("run", "finding", "gain_ms", "costs_ms", "of_ranks", "evidence", "advice")
+
+
+def _row(label: str, one: Finding) -> Row:
+    """Return the row of a finding of the run with this label."""
+    cells = (ms(one.expected_gain_ns), ms(one.cost_ns), ", ".join(one.ranks), one.evidence, one.advice)
+    return dict(zip(_KEYS, (label, one.rule, *cells), strict=True))

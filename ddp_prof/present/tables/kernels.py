@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
-from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
+from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING_LEFT
-from ddp_prof.columns import Row, document_of, table_row
+from ddp_prof.columns import Row, document_of, table_columns, table_row
 from ddp_prof.present.columns import in_percent, ms, values_of
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.tables.overlap import profiler_name
@@ -70,9 +70,28 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
     hidden: list[Row] = [{**run, **row} for row in hidden_rows(use)]
     idle: list[Row] = [{**run, **row} for row in idle_rows(use)]
     return {
-        "kernels": TableView(join_lines([title, "kernels by time"]), rows, notes, document, shown),
-        "hidden": TableView("what hid communication", hidden, _hidden_notes(result.ranks, use), document),
-        "idle": TableView("why devices were idle", idle, [*_idle_notes(use), *result.warnings], document),
+        "kernels": TableView(
+            join_lines([title, "kernels by time"]),
+            rows,
+            notes,
+            document,
+            shown,
+            keys=("run", *(one.table_key for one in table_columns(KernelTime))),
+        ),
+        "hidden": TableView(
+            "what hid communication",
+            hidden,
+            _hidden_notes(result.ranks, use),
+            document,
+            keys=("run", "phase", "kind", "overlapped_ms", "of_overlapped_%"),
+        ),
+        "idle": TableView(
+            "why devices were idle",
+            idle,
+            [*_idle_notes(use), *result.warnings],
+            document,
+            keys=("run", "cause", "idle_ms", "of_idle_%"),
+        ),
     }
 
 

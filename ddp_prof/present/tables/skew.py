@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.straggler import RunSkew
-from ddp_prof.columns import Row, document_of, table_row
+from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+from ddp_prof.columns import Row, document_of, table_columns, table_row
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.table import Digest, Document, TableView, run_document
 from ddp_prof.present.tables.collectives import alignment_document, alignment_note
@@ -39,7 +39,8 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
 
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if skew.reason:  # the rows would have only zeros
-        return TableView(join_lines([title, headline]), [], skew.warnings, document)
+        keys = ("run", "rank", *(one.table_key for one in table_columns(RankSkew)))
+        return TableView(join_lines([title, headline]), [], skew.warnings, document, keys=keys)
     rows: list[Row] = [
         {"run": run.label, "rank": rank.name.removeprefix("rank "), **table_row(rank)} for rank in skew.ranks
     ]

@@ -17,7 +17,7 @@ from ddp_prof.analyze.what_if.prediction import (
 )
 from ddp_prof.analyze.what_if.questions import WAITS
 from ddp_prof.columns import Row
-from ddp_prof.present.columns import ms, times_of
+from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, size, source_name
@@ -63,7 +63,7 @@ def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> Tabl
     )
     notes = [*_how_to_read(found, cost.cost.kappa), *_reasons(rows), *found.doubts, *found.notes, *run.warnings]
     shown = [{key: cell for key, cell in row.items() if key != "why"} for row in rows]
-    return TableView(join_lines(title), rows, notes, document, shown)
+    return TableView(join_lines(title), rows, notes, document, shown, keys=_KEYS)
 
 
 def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str]:
@@ -102,18 +102,16 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
     """Return the row of one predicted change."""
     whole = None if found.measured_ns is None or one.change_ns is None else found.measured_ns + one.change_ns
-    return {
-        "run": label,
-        "what_if": one.change,
-        "buckets": one.calls,
-        "largest_MiB": None if one.largest_bytes is None else one.largest_bytes / BYTES_PER_MB,
-        **times_of(one, "change"),
-        "change_low_ms": ms(one.low_ns),
-        "change_high_ms": ms(one.high_ns),
-        "whole_step_ms": ms(whole),
-        "verdict": one.verdict,
-        "why": one.reason if one.beyond_ns is None else f"{one.reason} (extrapolated: {_signed(one.beyond_ns)})",
-    }
+    largest = None if one.largest_bytes is None else one.largest_bytes / BYTES_PER_MB
+    why = one.reason if one.beyond_ns is None else f"{one.reason} (extrapolated: {_signed(one.beyond_ns)})"
+    times = map(ms, (one.change_ns, one.low_ns, one.high_ns, whole))
+    return dict(zip(_KEYS, (label, one.change, one.calls, largest, *times, one.verdict, why), strict=True))
+
+
+_KEYS = (
+    *("run", "what_if", "buckets", "largest_MiB", "change_ms", "change_low_ms", "change_high_ms", "whole_step_ms"),
+    *("verdict", "why"),
+)
 
 
 def _signed(ns: int) -> str:
