@@ -94,6 +94,9 @@ def test_one_step_has_no_spread(tmp_path: Path) -> None:
     assert (one["step_ns"], one["step_spread_ns"]) == (STEP * US, None)
     (several,) = document_of("compare", write_capture(tmp_path / "y.sqlite", usual(3)))["variants"]
     assert several["step_spread_ns"] == 0
+    text = run("compare", tmp_path / "x.sqlite", write_capture(tmp_path / "z.sqlite", usual(1))).stdout
+    assert "no part of it changed; too few steps for a spread" in text
+    assert "within the spread" not in text.replace("a smaller change is within the spread", "")
 
 
 def test_collectives_on_the_stream_of_compute_are_not_a_late_host(tmp_path: Path) -> None:

@@ -216,6 +216,8 @@ def changed_text(changes: Sequence[PartChange]) -> str:
     changed = [change for change in changes if change.change_ns] or changes
     is_unknown = all(change.is_beyond_spread is None for change in changed)
     nothing = "what changed is not known" if is_unknown else "nothing changed beyond the spread"
+    if not is_unknown and all(change.half_width_ns is None for change in changes):
+        nothing = "no part of it changed; too few steps for a spread"
     return "; ".join(change_texts(changes)) or nothing
 
 
@@ -242,5 +244,5 @@ def _significance(change: PartChange) -> str:
     if change.is_beyond_spread is None:
         return "too few steps"
     if not change.is_beyond_spread:
-        return "within the spread"
+        return "no change" if change.half_width_ns is None else "within the spread"
     return "longer" if change.change_ns > 0 else "shorter"
