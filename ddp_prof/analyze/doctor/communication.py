@@ -327,12 +327,15 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     exposed_ns, duration_ns = (median_or_zero(late.by_unit(np.add, ns)) for ns in (late.exposed_ns, late.duration_ns))
     if exposed_ns <= _MOSTLY_EXPOSED * duration_ns:
         return None
+    # DDP launches a bucket of all gradients at the end of backward, and may be seen to do so after it.
+    may_be_ddp = bool(np.all(late.counts == 1)) and SYNCHRONIZE_PHASE not in late.phase
+    of_ddp = " If DDP runs already, one bucket holds all gradients: take a smaller bucket_cap_mb." if may_be_ddp else ""
     return Finding(
         "gradients reduced after backward",
         f"{len(late.counts)} of {len(run.gradients.counts)} steps launch all reductions of gradients after backward: "
         f"{exposed_ns / 1e6:.2f} ms of a typical step are exposed.",
         "Launch them while backward runs, from hooks of the gradients and in several buckets, as "
-        "DistributedDataParallel does (DeepSpeed: overlap_comm, Megatron-LM: --overlap-grad-reduce).",
+        f"DistributedDataParallel does (DeepSpeed: overlap_comm, Megatron-LM: --overlap-grad-reduce).{of_ddp}",
         *run.where(late),
         median_or_zero(late.cost_ns),
     )

@@ -670,6 +670,31 @@ def test_gradients_reduced_after_backward(late_steps: int, size: int, compute_ns
     assert "one bucket for all gradients" not in [one.rule for one in diagnosis.findings]
 
 
+@pytest.mark.parametrize(
+    ("collectives", "waits_in", "may_be_ddp"), [(1, "other", True), (2, "other", False), (1, "synchronize", False)]
+)
+def test_ddp_of_one_bucket_is_not_told_to_use_ddp(collectives: int, waits_in: str, may_be_ddp: bool) -> None:
+    """Where only ranges of operators tell backward, DDP's only bucket is launched after the last of them."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                device.launch(1, 7, 4 * MS, is_collective=False)
+                device.record(1, 7, 1)
+            with device.range(waits_in):
+                device.wait(1, 20, 1)
+                for _ in range(collectives):
+                    device.launch(1, 20, 3 * MS, is_collective=True)
+                device.record(1, 20, 2)
+            with device.range("optimizer"):
+                device.wait(1, 7, 2)
+                device.launch(1, 7, MS, is_collective=False)
+        device.synchronize(1)
+    (finding,) = diagnose(device.trace()).findings
+    assert finding.rule == "gradients reduced after backward"
+    assert ("If DDP runs already, one bucket" in finding.advice) == may_be_ddp
+
+
 @pytest.mark.parametrize(("size", "is_named"), [(UNKNOWN, True), (8 << 20, True), (80, False)])
 def test_one_bucket_for_all(size: int, is_named: bool) -> None:
     """Of 80 bytes all is latency, which several buckets would have several times."""
