@@ -16,7 +16,7 @@ A step that launches less, such as a micro-batch without communication, loses no
 may lose the calls, too, for example if its buffer keeps the last ones only. So a step is not complete, either, if no
 launch was recorded in it although other steps launch, or if a part of its launches seems to be lost: it launches
 nothing in a phase in which all other steps launch, or it lies beside a step without launches and has fewer than any
-other.
+other, or it is the first or the last one and launches much less than the others, which launch the same.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
 times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
@@ -32,7 +32,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, is_among, take_or_unknown
-from ddp_prof.trace import HOST_WAITS, Kind, SyncKind, Trace
+from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind, Trace
 
 HANDFUL = 3
 """Largest number of activities that may begin before their launch before the clocks count as disagreeing.
@@ -57,6 +57,9 @@ MOST_ALWAYS_LOST = 0.01
 
 A step is then incomplete only if it lacks more activities than the step that lacks the fewest.
 """
+
+CUT_SHARE = 0.9
+"""The first or the last step seems to be cut off if it launches less than this fraction of any other step."""
 
 LEAST_ALIKE = 3
 """Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
@@ -204,6 +207,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     step_launches = _count(of_launches, len(steps))
     is_silent = _find_silent_steps(trace, process, steps, step_launches)
     is_partial = _find_partial_steps(np.sort(trace.calls.start_ns[mine]), steps, phases, step_launches, is_silent)
+    is_partial |= _are_cut_off(step_launches, _count_collectives(trace, process, steps))
     launched, early = _count_early_starts(trace, process)
     waits, early_waits = _count_early_waits(trace, process)
     return Recording(
@@ -290,6 +294,32 @@ def _find_partial_steps(launch_ns: Ints, steps: Steps, phases: Phases, step_laun
         if len(idle) == 1 and len(asked) > LEAST_ALIKE:
             is_partial[idle] = True
     return is_partial
+
+
+def _are_cut_off(step_launches: Ints, step_collectives: Ints) -> Mask:
+    """Return which of the first and the last step seem to be cut off by the recording's begin or end.
+
+    All other steps, more than :data:`LEAST_ALIKE`, launch the same number of collectives or of all work. Steps of
+    gradient accumulation, which launch differently, are not compared.
+    """
+    is_cut = np.zeros(len(step_launches), np.bool_)
+    inner = slice(1, len(step_launches) - 1)
+    if len(step_launches[inner]) <= LEAST_ALIKE:
+        return is_cut
+    for step in (0, len(step_launches) - 1):
+        launches, collectives = step_launches[inner], step_collectives[inner]
+        if 0 < step_launches[step] < CUT_SHARE * launches.min():
+            lacks_some = collectives.min() == collectives.max() > step_collectives[step]
+            is_cut[step] = lacks_some or launches.min() == launches.max()
+    return is_cut
+
+
+def _count_collectives(trace: Trace, process: int, steps: Steps) -> Ints:
+    """Return how many activities that communicate each step launched."""
+    activities = trace.activities
+    rows = (activities.process == process) & (activities.category == Category.COMMUNICATION)
+    call = trace.launching_calls[rows & (trace.launching_calls != UNKNOWN)]
+    return _count(steps.index_at(trace.calls.start_ns[call]), len(steps))
 
 
 def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:

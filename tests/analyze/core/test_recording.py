@@ -169,6 +169,31 @@ class TestStepsThatLostTheirCallsToo:
         )
         assert steps_of(launching(trace)) == counted
 
+    @pytest.mark.parametrize(
+        ("launches", "counted"),
+        [
+            ("aeN.....bfM.....cgO.....dhP.....iQ......j.......", [0, 1, 2, 3, 4]),  # the recording ended in the last
+            ("e.......bfM.....cgO.....dhP.....ikQ.....jlR.....", [1, 2, 3, 4, 5]),  # it began in the first
+            ("N.......bfM.....cgO.....dhP.....ikQ.....jlR.....", [1, 2, 3, 4, 5]),
+            ("ae......bf......cg......dh......ik......jlR.....", [0, 1, 2, 3, 4, 5]),  # micro-batches
+            ("aeN.....bf......cgO.....dh......ikQ.....jl......", [0, 1, 2, 3, 4, 5]),
+            ("aeN.....bfM.....cgO.....d.......", [0, 1, 2, 3]),  # too few to tell
+        ],
+    )
+    def test_nor_the_first_or_the_last_one_if_all_others_launch_more(self, launches: str, counted: list[int]) -> None:
+        """A step that was cut off was said to do without communication."""
+        count = len(launches) // 8
+        streams = {
+            lane: "".join("." if letter.isupper() != is_upper else letter for letter in launches)
+            for lane, is_upper in ((7, False), (9, True))
+        }
+        trace = draw_trace(
+            ranges={f"step {number}": "." * 8 * number + "########" for number in range(count)},
+            launches={"main": launches},
+            streams=streams,
+        )
+        assert steps_of(launching(trace)) == counted
+
     def test_nor_does_what_began_in_such_a_step_though_its_launch_is_lost(self) -> None:
         """Compute beside it may be lost, so it was said to be exposed."""
         trace = draw_trace(
