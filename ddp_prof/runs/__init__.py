@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -202,8 +201,12 @@ def find_files(paths: Iterable[Path | str]) -> list[Path]:
 
     files: dict[Path, Path] = {}
     for path in (Path(path) for path in paths):
-        if not os.path.lexists(path):  # a name that was mistyped; a trace that cannot be read may be left out
-            raise TraceError(path, os.strerror(errno.ENOENT), "check the path")
+        try:  # a name may be mistyped; a trace that is there and cannot be read may be left out
+            path.lstat()
+        except FileNotFoundError as error:
+            raise TraceError(path, error.strerror, "check the path") from error
+        except (OSError, ValueError):
+            pass
         for file in find_traces(path):
             real = Path(os.path.realpath(file))  # for a link to itself, Path.resolve would raise no OSError
             if real in files:

@@ -39,9 +39,11 @@ def test_shapes_of_an_export(tmp_path: Path) -> None:
 
 def test_shapes_of_kineto_and_what_is_no_shape(tmp_path: Path) -> None:
     shapes = [{"grid": [7, 1, 1], "block": [128, 1, 1]}, {"grid": [7, 1], "block": "wide"}, {}]
-    event = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2, "pid": 0, "tid": 7}
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "dur": 2, "pid": 0, "tid": 7}
     path = tmp_path / "x.json"
-    path.write_text(json.dumps({"traceEvents": [event | {"args": shape} for shape in shapes]}))
+    path.write_text(
+        json.dumps({"traceEvents": [event | {"ts": 2 * at + 1, "args": shape} for at, shape in enumerate(shapes)]})
+    )
     assert shapes_of(load_trace(path, ReadOptions(with_launches=True))) == ["grid 7x1x1 block 128x1x1", None, None]
 
 

@@ -834,7 +834,7 @@ def test_shapes_beyond_all_bounds_are_not_known(size: str, tmp_path: Path) -> No
     path.write_text(path.read_text().replace('"SIZE"', size))
     shapes = load_trace(path, ReadOptions(with_launches=True)).shape_id
     assert shapes is not None
-    assert shapes.tolist() == [-1] * 3
+    assert {*shapes.tolist()} == {-1}
 
 
 def test_a_table_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> None:
