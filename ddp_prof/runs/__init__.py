@@ -204,7 +204,7 @@ def find_files(paths: Iterable[Path | str]) -> list[Path]:
         try:  # a name may be mistyped; a trace that is there and cannot be read may be left out
             path.lstat()
         except FileNotFoundError as error:
-            raise TraceError(path, error.strerror, "check the path") from error
+            raise TraceError(path, error.strerror or str(error), "check the path") from error
         except (OSError, ValueError):
             pass
         for file in find_traces(path):
