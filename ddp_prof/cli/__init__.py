@@ -11,14 +11,17 @@ import sys
 from difflib import get_close_matches
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say, say_lines
+from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, complete_file, say, say_lines
 from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, UsageError, lacks_memory, printable
 from ddp_prof.signals import do_nothing_on_stopping, handle_signals, handle_stopping, ignore_stopping
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "capture": "ddp_prof.cli.capture",
@@ -118,6 +121,10 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         command.params += [option for option in VERBOSITY if option not in command.params]
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Let the shell complete a command or an option; else a file, as the traces need no command."""
+        return super().shell_complete(ctx, incomplete) or complete_file(ctx, None, incomplete)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Show the help if there are no arguments; run ``summary`` if there is a path but no command.

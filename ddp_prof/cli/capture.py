@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options import Loader
-from ddp_prof.cli.terminal import EXIT_CODE, is_quiet, say
+from ddp_prof.cli.terminal import EXIT_CODE, complete_file, is_quiet, say
 from ddp_prof.errors import DdpProfError, TraceError, WorkloadError, shell_quote
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _read_every(_context: click.Context, _parameter: click.Parameter, value: str
     help="Do not record the whole job: every STEPS steps, measure COUNT steps (3 by default) and log them.",
 )  # fmt: skip
 @click.option("--print", "shows", is_flag=True, help="Show the command line, and do not run it.")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_file)
 @click.pass_context
 def capture(
     context: click.Context,

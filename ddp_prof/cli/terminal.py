@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddp_prof.atomic_file import is_stream, protect_files, refuse_protected
 from ddp_prof.errors import TraceError, printable, printable_lines
 from ddp_prof.manifest import SUFFIX
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 PIPE = Path("-")
 """As a trace this stands for stdin, as an output for stdout."""
@@ -50,6 +53,13 @@ class Output(click.Path):
             what = f"{printable(str(path))} is a name for the description of a run, which only a capture writes"
             self.fail(f"{what}: choose a name that does not end in {SUFFIX}", param, ctx)
         return path
+
+
+def complete_file(_context: click.Context, _parameter: click.Parameter | None, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete ``incomplete`` as the name of a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
 
 
 def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:

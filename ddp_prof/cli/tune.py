@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options import TraceCommand
-from ddp_prof.cli.terminal import Output, is_quiet, say
+from ddp_prof.cli.terminal import Output, complete_file, is_quiet, say
 from ddp_prof.errors import DdpProfError, UsageError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
 
@@ -80,7 +80,7 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
     "A try that is faster is also run once by itself, for its losses.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the command lines, and run nothing.")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_file)
 @click.pass_context
 def tune(
     context: click.Context,

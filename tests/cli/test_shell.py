@@ -12,8 +12,9 @@ from tempfile import TemporaryFile
 from types import SimpleNamespace
 
 import pytest
+from click.shell_completion import BashComplete
 
-from ddp_prof.cli import COMMANDS, error_line
+from ddp_prof.cli import COMMANDS, error_line, main
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -190,11 +191,22 @@ def test_completion_is_a_script_for_the_shell(shell: str) -> None:
     assert "_DDP_PROF_COMPLETE" in run("completion", shell).stdout
 
 
-def test_the_completion_of_bash_completes() -> None:
-    words = {"COMP_WORDS": "ddp-prof over", "COMP_CWORD": "1", "_DDP_PROF_COMPLETE": "bash_complete"}
-    code = "from ddp_prof.cli import main; main(prog_name='ddp-prof')"
-    done = subprocess.run([sys.executable, "-c", code], env=words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "plain,overlap\n"
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("over", "plain,overlap"),
+        ("traces/ove", "file,traces/ove"),  # the trace needs no command
+        ("traces/overlap.sqlite --not", "plain,--notes"),
+        ("capture --profiler t", "plain,torch"),
+        ("capture -- torchrun tra", "file,tra"),
+        ("tune -- ./tra", "file,./tra"),
+    ],
+)
+def test_the_completion_of_bash_completes(line: str, completed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = line.split()
+    monkeypatch.setenv("COMP_WORDS", f"ddp-prof {line}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert BashComplete(main, {}, "ddp-prof", "_DDP_PROF_COMPLETE").complete() == completed
 
 
 def test_one_rank_tells_no_skew_and_the_others_are_asked_for(trace: Path) -> None:
