@@ -154,7 +154,9 @@ def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: st
 )
 @click.option("--png", type=Output(suffix=".png"), help="Also write a PNG picture; needs Chromium.")
 @click.option("--svg", type=Output(suffix=".svg"), help="Also write an SVG picture; needs Chromium.")
-@click.option("--steps", metavar="N[-M]", callback=_parse_steps, help="Steps to show. Default: all that was captured.")
+@click.option(
+    "--steps", metavar="N[-M],...", callback=_parse_steps, help="Steps to show. Default: all that was captured."
+)
 def timeline(
     traces: tuple[Path, ...],
     load: Loader,
