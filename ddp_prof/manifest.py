@@ -144,6 +144,11 @@ class Manifest:
     communicated_bytes: int | None = None
     peak_memory_bytes: int | None = None
 
+    @property
+    def local_batch_size(self) -> int:
+        """Sequences per step of one rank."""
+        return self.batch_size // self.world_size
+
 
 def manifest_path(trace: Path) -> Path:
     """Return the path of a trace's manifest.

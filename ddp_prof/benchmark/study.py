@@ -89,7 +89,7 @@ def _testbed_of(runs: Sequence[Run]) -> TestbedResults | None:
 def _workload_of(runs: Sequence[Run], results: TestbedResults) -> tuple[int, int]:
     """Return a workload of the runs that was measured, else the largest measured workload."""
     measured = {one.setting.workload for one in results.summaries if one.setting.swept_mb is not None}
-    workloads = [(run.manifest.batch_size, run.manifest.seq_len) for run in runs if run.manifest]
+    workloads = [(run.manifest.local_batch_size, run.manifest.seq_len) for run in runs if run.manifest]
     return next((workload for workload in workloads if workload in measured), max(measured))
 
 

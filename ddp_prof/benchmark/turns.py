@@ -156,8 +156,7 @@ def _rounds_of(manifest: Manifest, results: Results) -> Mapping[str, float]:
     if any(manifest.options.get(name, value) != value for name, value in options.items()):
         return {}  # turns are measured with default options only
     place = (manifest.model_size, manifest.world_size, manifest.device)
-    local_batch_size = manifest.batch_size // manifest.world_size
-    setting = Setting(manifest.variant, manifest.bucket_size_mb, local_batch_size, manifest.seq_len)
+    setting = Setting(manifest.variant, manifest.bucket_size_mb, manifest.local_batch_size, manifest.seq_len)
     machines = {one.id: (one.cpu, one.cores, one.gpus, one.torch) for one in results.environments}
     machine = (*(manifest.machine.get(name) for name in ("cpu", "cores", "gpus")), manifest.versions.get("torch"))
     for testbed, summaries in summarize_settings(results).items():

@@ -6,8 +6,10 @@ import base64
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from ddp_prof.benchmark.bucket_model import BucketModel
 from ddp_prof.benchmark.findings import gather_testbeds
 from ddp_prof.benchmark.store import load_results
+from ddp_prof.benchmark.study import study_of
+from ddp_prof.manifest import load_manifest
 from tests.command_line import csv_rows, run
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +135,15 @@ def test_sizes_of_different_work_are_no_curve(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert run("report", tmp_path, "--one-file", path).exit_code == 0
     assert "sizes" not in Page(path).figures
+
+
+@pytest.mark.parametrize("tokens", [32, 64])
+def test_the_curve_is_of_the_work_of_the_runs(tokens: int) -> None:
+    """``run.json`` has the batch of both ranks, the database that of one: none was found, and the largest was drawn."""
+    made = replace(load_manifest(TRACES / "bucketed_10mb.run.json"), seq_len=tokens)
+    run_of_it = SimpleNamespace(files=[TRACES / "bucketed_10mb.sqlite"], manifest=made)
+    (figure,) = study_of([run_of_it], []).figures.values()
+    assert f"batch 2 x {tokens}" in json.dumps(figure["layout"]["title"])
 
 
 def test_one_picture_is_not_called_two(tmp_path: Path) -> None:
