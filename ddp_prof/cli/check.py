@@ -62,14 +62,18 @@ _limit_option = partial(click.option, type=float, callback=_milliseconds_to_ns)
     callback=_parse_share,
     help="Lower limit of the share of communication that compute hides, such as 80%.",
 )
-@_limit_option("--max-exposed-ms", help="Upper limit of exposed communication in a step.")
-@_limit_option("--max-tail-ms", help="Upper limit of exposed communication after backward's last compute in a step.")
+@_limit_option("--max-exposed-ms", "max_exposed_ns", help="Upper limit of exposed communication in a step.")
+@_limit_option(
+    "--max-tail-ms", "max_tail_ns", help="Upper limit of exposed communication after backward's last compute in a step."
+)
 @_limit_option(
     "--max-blocking-ms",
+    "max_blocking_ns",
     help="Upper limit of the time of a step in which a stream (on a CPU: the host) stands still for communication.",
 )
 @_limit_option(
     "--max-cost-ms",
+    "max_cost_ns",
     help="Upper limit of the cost of communication in a step: standstill, and slowdown of compute.",
 )
 @click.option(
@@ -98,10 +102,10 @@ def check(
     traces: tuple[Path, ...],
     load: Loader,
     min_overlap: float | None,
-    max_exposed_ms: int | None,
-    max_tail_ms: int | None,
-    max_blocking_ms: int | None,
-    max_cost_ms: int | None,
+    max_exposed_ns: int | None,
+    max_tail_ns: int | None,
+    max_blocking_ns: int | None,
+    max_cost_ns: int | None,
     baselines: tuple[Path, ...],
     max_regression: float | None,
     percentile: float,
@@ -115,22 +119,22 @@ def check(
     difference is beyond --max-regression and beyond the spread of both runs. For a pull request, print
     the format markdown. In a monitor.jsonl, each measurement is judged.
     """
+    if max_regression is not None and not baselines:
+        raise click.UsageError("--max-regression needs a --baseline")
     if logs := logs_among(traces):
-        if baselines or all_ranks or max_cost_ms is not None or percentile != 50:
+        if baselines or all_ranks or max_cost_ns is not None or percentile != 50:
             need = "--baseline, --all-ranks, --max-cost-ms and --percentile need traces"
             raise click.UsageError(f"{need}, and {logs[0]} is the log of a monitor")
         of_logs = {
             "min_overlap": min_overlap,
-            "max_exposed_ns": max_exposed_ms,
-            "max_tail_ns": max_tail_ms,
-            "max_blocking_ns": max_blocking_ms,
+            "max_exposed_ns": max_exposed_ns,
+            "max_tail_ns": max_tail_ns,
+            "max_blocking_ns": max_blocking_ns,
         }
         if not check_logs(logs, of_logs, output):
             click.get_current_context().meta[EXIT_CODE] = 3
         return
-    if max_regression is not None and not baselines:
-        raise click.UsageError("--max-regression needs a --baseline")
-    limits = (min_overlap, max_exposed_ms, max_tail_ms, max_blocking_ms, max_cost_ms)
+    limits = (min_overlap, max_exposed_ns, max_tail_ns, max_blocking_ns, max_cost_ns)
     if limits == (None,) * len(limits) and not (baselines or all_ranks):
         raise click.UsageError(
             "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms, "
@@ -146,10 +150,10 @@ def check(
     baseline = compared.overlap() if compared else None
     requirements = Requirements(
         min_overlap=min_overlap,
-        max_exposed_ns=max_exposed_ms,
-        max_tail_ns=max_tail_ms,
-        max_blocking_ns=max_blocking_ms,
-        max_cost_ns=max_cost_ms,
+        max_exposed_ns=max_exposed_ns,
+        max_tail_ns=max_tail_ns,
+        max_blocking_ns=max_blocking_ns,
+        max_cost_ns=max_cost_ns,
         percentile=percentile,
         baseline=baseline,
         max_regression=DEFAULT_REGRESSION if max_regression is None else max_regression,
@@ -157,14 +161,14 @@ def check(
     )
     checks: list[GateReport] = []
     causes: list[str] = []
-    runs = load.runs(traces, "overlap", *(() if max_cost_ms is None else ("kernels",)))
+    runs = load.runs(traces, "overlap", *(() if max_cost_ns is None else ("kernels",)))
     # Judge each run; where it fails against the baseline, look for what changed.
     for run in runs:
         result = run.overlap()
         differences = (
             find_differences(result, baseline, run.manifest, compared.manifest) if compared and baseline else ()
         )
-        costs = None if max_cost_ms is None else run.cost().steps
+        costs = None if max_cost_ns is None else run.cost().steps
         checks.append(check_run(result, replace(requirements, incomparable=differences), costs))
         if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
             with progress("looking for the cause"):

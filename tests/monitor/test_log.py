@@ -97,7 +97,14 @@ def test_what_one_rank_does_not_know_is_not_passed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--all-ranks"], ["--max-cost-ms", "1"], ["--max-exposed-ms", "1", "--percentile", "90"]]
+    "options",
+    [
+        [],
+        ["--all-ranks"],
+        ["--max-cost-ms", "1"],
+        ["--max-exposed-ms", "1", "--percentile", "90"],
+        ["--max-exposed-ms", "1", "--max-regression", "5%"],
+    ],
 )
 def test_check_refuses_what_a_log_cannot_tell(options: list[str], tmp_path: Path) -> None:
     assert run("check", *options, write_log(tmp_path, [record(1)])).exit_code == 2
