@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say
@@ -45,6 +46,9 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path, one_file: Path 
     conclusions, the table, step and tail over bucket size, and the pictures nsys_*.png that lie beside the page, beside
     the traces, or in figures next to their folder.
     """
+    if one_file and click.get_current_context().get_parameter_source("folder") != ParameterSource.DEFAULT:
+        raise click.UsageError("--one-file writes a page and no folder: leave out --output")
+
     from ddp_prof.benchmark.turns import load_turns
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.charts.static_images import Pictures

@@ -146,6 +146,13 @@ def test_the_curve_is_of_the_work_of_the_runs(tokens: int) -> None:
     assert f"batch 2 x {tokens}" in json.dumps(figure["layout"]["title"])
 
 
+def test_a_folder_beside_it_is_refused(tmp_path: Path) -> None:
+    """It was ignored, and whoever asked for both looked for the folder."""
+    done = run("report", TRACES / "flat.sqlite", "--one-file", tmp_path / "report.html", "-o", tmp_path / "pages")
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "--one-file writes a page and no folder: leave out --output" in done.stderr
+
+
 def test_one_picture_is_not_called_two(tmp_path: Path) -> None:
     shutil.copy(TRACES / "flat.sqlite", tmp_path)
     shutil.copy(ROOT / "figures" / "nsys_naive.png", tmp_path)
