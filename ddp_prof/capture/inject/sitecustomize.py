@@ -15,18 +15,21 @@ from types import ModuleType
 class AfterTorch:
     """An import finder that Python asks first; when torch is imported, it has :func:`mark` called after torch loads."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":  # noqa: ARG002
-        """Return, for torch, how to load it and to call :func:`mark` after that; ``None`` for all other modules."""
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        """Return, for torch, how to load it and to call :func:`mark` after that; ``None`` for all other modules.
+
+        It may be asked several times: programs find out by ``importlib.util.find_spec`` whether there is a torch.
+        """
         if name != "torch":
             return None
-        # Remove this finder, so that the usual ones find torch.
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-        spec = importlib.util.find_spec("torch")
+        finders = [finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (find(name, path, target) for find in finders)), None)  # type: ignore[arg-type]
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_mark(module: ModuleType) -> None:
                 load(module)
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
                 mark()
 
             spec.loader.exec_module = load_and_mark  # type: ignore[method-assign]
