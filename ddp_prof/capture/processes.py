@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -226,10 +225,7 @@ def _forward_signals(process: subprocess.Popen[bytes], scratch: Path, signals: l
     def forward_signal(number: int, _frame: FrameType | None) -> None:
         """Send a signal on, unless it is a Ctrl-C that the terminal sends to the program as well."""
         signals.append(number)
-        is_in_foreground = False  # whether the terminal sends its signals to this process and the program
-        with suppress(OSError):
-            is_in_foreground = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-        if number != signal.SIGINT or not is_in_foreground:
+        if number != signal.SIGINT or not _is_in_foreground():
             # The file exists once nsys has started the program.
             for each in _find_recorded_programs(scratch) if (scratch / OUTSIDE).exists() else [process.pid]:
                 with suppress(ProcessLookupError):
@@ -240,6 +236,17 @@ def _forward_signals(process: subprocess.Popen[bytes], scratch: Path, signals: l
         yield
     finally:
         handle_signals(before)
+
+
+def _is_in_foreground() -> bool:
+    """Return whether the terminal sends its Ctrl-C to this process and the program; stdin may be something else."""
+    with suppress(OSError):  # there is no terminal
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False
 
 
 def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, *, has_namespace: bool) -> int:

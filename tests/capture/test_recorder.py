@@ -178,3 +178,33 @@ def test_a_program_that_first_asks_whether_there_is_a_torch_is_marked_once(tmp_p
     program = "from importlib import reload, util; print(util.find_spec('torch').name); import torch; reload(torch)"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("torch\nmarked\n", "")
+
+
+# Takes a terminal and asks itself to end, as Ctrl-C does; prints what it sends to the program.
+ON_TERMINAL = """
+import fcntl, os, signal, subprocess, sys, termios
+from pathlib import Path
+from ddp_prof.capture import processes
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+with subprocess.Popen(["sleep", "60"]) as program:
+    sent, kill = [], os.kill
+    os.kill = lambda _, number: sent.append(signal.Signals(number).name)
+    with processes._forward_signals(program, Path(sys.argv[1]), []):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    kill(program.pid, signal.SIGKILL)
+print(*sent)
+"""
+
+
+def test_ctrl_c_reaches_the_program_once_though_stdin_is_no_terminal(tmp_path: Path) -> None:
+    own, terminal = os.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ON_TERMINAL, tmp_path],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, start_new_session=True, text=True,
+        )  # fmt: skip
+    finally:
+        os.close(own)
+        os.close(terminal)
+    assert done.stdout == "SIGTERM\n", "a Ctrl-C comes from the terminal"
