@@ -176,7 +176,7 @@ class ReducingVariant(DataParallel):
         return [view for bucket in self._reducer.buckets for view in bucket.views]
 
     def _synchronize(self) -> None:
-        self._layouts.check()
+        self._check_model()  # again, as the program may have called the module instead of the variant
         self._reducer.finish()
 
     def _forget_dropped(self) -> None:
@@ -222,8 +222,11 @@ class Structure:
         return self._ids == [*map(id, self._iterate_objects())]
 
     def _iterate_objects(self) -> Iterator[object]:
-        # ``dict.values``, because the ``values`` of ``sharded`` waits until the parameters may be read.
-        return chain.from_iterable(map(dict.values, self._holders))
+        # ``dict.values``, because the ``values`` of ``sharded`` waits until the parameters may be read. Modules of
+        # TorchScript have no dictionaries, but objects like them.
+        return chain.from_iterable(
+            dict.values(held) if isinstance(held, dict) else held.values() for held in self._holders
+        )
 
 
 class NaiveDDP(ReducingVariant):
@@ -241,7 +244,7 @@ class NaiveDDP(ReducingVariant):
     _cap_bytes = EACH_ALONE
 
     def _synchronize(self) -> None:
-        self._layouts.check()
+        self._check_model()
         for _ in self._reducer.buckets:
             self._reducer.launch_next().wait()
         self._reducer.finish()

@@ -44,7 +44,7 @@ from ddp_prof.ddp.buckets import (
 )
 from ddp_prof.ddp.collective import InFlight, all_gather, global_rank, launch, launch_all_reduce, reduce_scatter
 from ddp_prof.ddp.reducer import Reducer
-from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer
+from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer, steps_alike
 from ddp_prof.errors import CommunicationError
 
 Parameter = torch.nn.Parameter | None
@@ -55,12 +55,17 @@ NOT_BY_ELEMENT = frozenset(
     }
 )
 """Classes of optimizers whose step depends on norms, products or shapes of whole parameters, or of all of them."""
+NORMS = frozenset({torch._foreach_norm, torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm})
+"""Functions that are refused for a gradient of which each rank has a part."""
+WERE_IDLE = "were_idle"
+"""Key in an optimizer's state of a shard: the parameters that were idle in any step, by position in the bucket."""
 
 
 class ShardGradient(torch.Tensor):
     """The gradient of a shard. If GradScaler finds an overflow in it on one rank, all ranks are told.
 
-    Otherwise one rank would skip a step and halve the scale, and the others would not.
+    Otherwise one rank would skip a step and halve the scale, and the others would not. Its norm is refused: to clip by
+    it, or to step by it, would be to do so by another norm on each rank.
     """
 
     group: dist.ProcessGroup | None
@@ -68,7 +73,16 @@ class ShardGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        """Call the function; after GradScaler's check for overflows, sum what the ranks found. Torch calls this."""
+        """Call the function; after GradScaler's check for overflows, sum what the ranks found. Torch calls this.
+
+        Raises CommunicationError for a norm.
+        """
+        if function in NORMS:
+            raise CommunicationError(
+                "the norm of a part of the gradients, of which each rank has another one: variant.clip_grad_norm_() "
+                "clips by the norm of all, and returns it; of an optimizer that steps by norms, use another one, such "
+                "as AdamW, or another variant"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*arguments, **(keywords or {}))
         if function is torch._amp_foreach_non_finite_check_and_unscale_:
@@ -83,7 +97,7 @@ class Idle:
     As in one process, such an idle parameter is neither decayed nor moved by momentum: its elements of the shard and of
     the optimizer's state are saved before the step and restored after it. An optimizer that counts its steps has one
     count for the whole shard. So a parameter that was idle in a step cannot be stepped on later: its count would be
-    wrong.
+    wrong. The same holds for SGD with dampening, which does not dampen the first gradient of a parameter.
 
     Args:
         shard: This rank's part of the bucket.
@@ -93,7 +107,6 @@ class Idle:
     def __init__(self, shard: torch.nn.Parameter, slices: Sequence[slice]) -> None:
         self._shard, self._slices = shard, slices
         self._slots: set[int] = set()  # the idle parameters of this step, by position in the bucket
-        self._were_idle: set[int] = set()  # those that were idle in any step since the optimizer's state began
         self._kept: list[tuple[torch.Tensor, slice, torch.Tensor]] = []  # tensor, part of it, values to restore
         self._optimizer: torch.optim.Optimizer | None = None  # the optimizer that steps at the moment
 
@@ -125,18 +138,21 @@ class Idle:
             if momentum is not None and not any(momentum is tensor for tensor, *_ in self._kept):
                 for slot in self._slots:
                     momentum[self._slices[slot]] = 0
+            # Noted in the optimizer's state, so that it is saved and loaded with the state.
+            state = self._optimizer.state.get(self._shard, {})
+            if state and self._slots and self._shard.grad is not None:
+                state[WERE_IDLE] = sorted(self._slots.union(state.get(WERE_IDLE, ())))
         self._kept, self._optimizer = [], None
 
     @torch.no_grad()
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
         """Save the elements of idle parameters in the shard and in the optimizer's state, as for ``before_step``."""
-        state = optimizer.state.get(self._shard, {})
-        if not state:
-            self._were_idle = set()
         if self._shard.grad is None:
             return
+        state = optimizer.state.get(self._shard, {})
         # An optimizer whose state has more than a momentum, such as Adam, counts its steps.
-        if state.keys() - {"momentum_buffer"} and self._were_idle - self._slots:
+        has_count = bool(state.keys() - {"momentum_buffer", WERE_IDLE}) or self._is_dampened(optimizer)
+        if has_count and set(state.get(WERE_IDLE, ())) - self._slots:
             self._optimizer = None
             raise CommunicationError(
                 "a parameter has a gradient after steps in which no rank used it: the optimizer's count of steps "
@@ -144,10 +160,14 @@ class Idle:
                 "parameter in each step (add its sum, times 0, to the loss)"
             )
         # Copy the elements of idle parameters, in the shard and in each tensor of the optimizer's state.
-        self._were_idle = self._were_idle | self._slots
         tensors = [self._shard.detach(), *self._elements(optimizer).values()]
         parts = [self._slices[slot] for slot in self._slots]
         self._kept = [(tensor, part, tensor[part].clone()) for tensor in tensors for part in parts]
+
+    def _is_dampened(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer dampens all gradients of a parameter but the first."""
+        groups = [group for group in optimizer.param_groups if any(each is self._shard for each in group["params"])]
+        return any(group.get("dampening") for group in groups)
 
     def _elements(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """Return those tensors of the optimizer's state that have an element for each element of the shard, by name."""
@@ -188,6 +208,22 @@ class ShardBucket(GradientBucket):
         self._held: set[int] = set()
         self._stale: set[int] = set()  # slots whose part of the shard's gradient was dropped since the last reduction
         self.idle = Idle(self.shard, self._own_slices)
+        self._note_version()
+
+    def _note_version(self) -> None:
+        """Note the state of the shard's values, to notice later changes."""
+        self._version, self._address = self.shard._version, self.shard.data_ptr()
+
+    def check_shard(self) -> None:
+        """Raise CommunicationError if the shard was changed since its last all-gather, but not by an optimizer's step.
+
+        A change by ``shard.data`` in place is not noticed.
+        """
+        if (self._version, self._address) != (self.shard._version, self.shard.data_ptr()):
+            raise CommunicationError(
+                "a tensor of optimizer_parameters() was changed, and not by a step of a torch.optim.Optimizer, so the "
+                "other ranks do not have the change: change the module's parameters instead, on every rank"
+            )
 
     def _find_own_slices(self) -> list[slice]:
         """Return for each parameter the slice of :attr:`shard` with its elements; empty if the shard has none."""
@@ -276,6 +312,7 @@ class ShardBucket(GradientBucket):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())
                 parameter.data = view
+        self._note_version()
 
     def release(self) -> None:
         """Free the buffer of gradients; the next :meth:`take` allocates it again."""
@@ -316,7 +353,9 @@ class ShardBucket(GradientBucket):
                 ]
             return all_gather(self._flat, self.shard.detach(), self._group, async_op=True)
 
-        return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self.parameters))
+        flight = launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self.parameters))
+        self._note_version()
+        return flight
 
     def give_shard(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
         """Set the shard's gradient after the reduction, and the gradients of the bucket's parameters.
@@ -495,7 +534,8 @@ class ShardedDDP(ReducingVariant):
 
     The optimizer must be made with :meth:`optimizer_parameters`, which are flat parts of buckets. So it must step
     element by element (SGD, Adam, AdamW), with the same learning rate and weight decay for all parameters. Those of
-    :data:`NOT_BY_ELEMENT` raise CommunicationError at their step; so do, at construction, parameters that share memory.
+    :data:`NOT_BY_ELEMENT`, and others of which a try shows it, raise CommunicationError at their step; so do, at
+    construction, parameters that share memory. Only an optimizer's step may change the parts.
 
     After a step, reading a parameter through its module waits for its all-gather. Before you read a parameter from a
     list of your own, call :meth:`wait_for_parameters`.
@@ -512,7 +552,7 @@ class ShardedDDP(ReducingVariant):
     _reducer_type: ClassVar[type[Reducer]] = ShardReducer
     _reducer: ShardReducer
     _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {
-        *("_gathers", "_layers", "_is_alone", "_awaited")
+        *("_gathers", "_layers", "_is_alone", "_awaited", "_by_element")
     }
 
     def __init__(
@@ -530,6 +570,7 @@ class ShardedDDP(ReducingVariant):
         super()._set_up()
         self._is_alone = False  # whether a backward under ``no_sync`` made gradients that have not been reduced since
         self._gathers = Gathers()
+        self._by_element: dict[type, bool] = {}  # what is known of classes of optimizers
         self._layers: list[torch.nn.Module] = []
         self._await_parameters()
         remover = weakref.finalize(self, _forget_placeholders, self._trained)
@@ -538,7 +579,10 @@ class ShardedDDP(ReducingVariant):
     def _await_parameters(self) -> None:
         """Let reading a parameter wait for its all-gather, in all layers that the module has now."""
         bucket_of = {id(parameter): bucket.index for bucket in self._reducer.buckets for parameter in bucket.parameters}
-        self._layers = list(self.module.modules())
+        layers = list(self.module.modules())
+        # TorchScript reads parameters by itself, without their dictionary.
+        self._layers = [layer for layer in layers if not isinstance(layer, torch.jit.ScriptModule)]
+        self._is_scripted = len(self._layers) < len(layers)
         for layer in self._layers:
             if not isinstance(layer._parameters, AwaitedParameters):
                 layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
@@ -550,8 +594,9 @@ class ShardedDDP(ReducingVariant):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module as every :class:`ReducingVariant`; for compiled modules, wait for all parameters before."""
-        if torch.is_grad_enabled():
-            for bucket in self._reducer.buckets:
+        for bucket in self._reducer.buckets:
+            bucket.check_shard()
+            if torch.is_grad_enabled():
                 bucket.release_zeroed()
         # Parameters may have moved to new layers, as by ``register_parametrization``, which do not wait for them yet.
         if not torch.compiler.is_compiling() and not self._awaited.is_unchanged():
@@ -568,6 +613,7 @@ class ShardedDDP(ReducingVariant):
 
         Called by a hook before a step of any optimizer.
         """
+        is_within_other = self._is_stepping  # an optimizer may call another one
         super().before_step(optimizer)
         # Refuse optimizers that would step on the wrong tensors or on gradients that are not reduced.
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -589,25 +635,40 @@ class ShardedDDP(ReducingVariant):
                 "state on each rank and cannot step on a rank's own gradients: run the last micro-batch outside of "
                 "no_sync()"
             )
-        if kind := next((base.__name__ for base in type(optimizer).__mro__ if base.__name__ in NOT_BY_ELEMENT), None):
+        if not self._steps_by_element(optimizer):
             raise CommunicationError(
-                f"{kind} does not step element by element, and sharded gives it flat parts of buckets: use another "
-                "optimizer, such as AdamW, or another variant"
+                f"{type(optimizer).__name__} does not step element by element, and sharded gives it flat parts of "
+                "buckets: use another optimizer, such as AdamW, or another variant"
             )
         self.wait_for_parameters()  # an all-gather may still read the part that the optimizer changes
         for bucket in self._reducer.buckets:
+            if not is_within_other:
+                bucket.check_shard()
+            bucket.restore_memory()  # the program may have given parameters other values, as by ``data``, since forward
             bucket.drop_zeroed()
             bucket.idle.before_step(optimizer)
+
+    def _steps_by_element(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer steps on each element by itself, by its name, and as far as a try on a matrix tells."""
+        kind, whole = type(optimizer), torch.linspace(-1, 1, 24)
+        if kind not in self._by_element:
+            self._by_element[kind] = NOT_BY_ELEMENT.isdisjoint(base.__name__ for base in kind.__mro__) and steps_alike(
+                kind, optimizer.defaults, [whole.view(4, 6)], [[whole[:5]], [whole[5:]]]
+            )
+        return self._by_element[kind]
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Restore idle parameters and launch the all-gathers. Called by a hook after a step of any optimizer."""
         super().on_step(optimizer)
         if self._is_own(optimizer):
+            self.wait_for_parameters()  # those of an optimizer that this one has called
             for bucket in self._reducer.buckets:
                 bucket.idle.after_step()
             # The last bucket holds the first layers, which the next forward needs first.
             for bucket in reversed(self._reducer.buckets):
                 self._gathers.add(bucket.index, bucket.gather())
+            if self._is_scripted:
+                self.wait_for_parameters()
 
     def wait_for_parameters(self) -> None:
         """Wait for all all-gathers: then all parameters may be read, on a GPU by the current stream."""
@@ -629,12 +690,13 @@ class ShardedDDP(ReducingVariant):
             raise ValueError(f"norm_type must be positive, got {norm_type}")
         for bucket in self._reducer.buckets:
             bucket.drop_zeroed()
-        gradients = [shard.grad for shard in self.optimizer_parameters() if shard.grad is not None]
+        own = [shard.grad for shard in self.optimizer_parameters()]
+        gradients = [gradient.as_subclass(torch.Tensor) for gradient in own if gradient is not None]
         parts = [torch.linalg.vector_norm(gradient, norm_type).double().to(self.device) for gradient in gradients]
         # With a zero in front, so that there is an element even if this rank has no gradient.
-        own = torch.stack([torch.zeros((), dtype=torch.double, device=self.device), *parts])
+        norms = torch.stack([torch.zeros((), dtype=torch.double, device=self.device), *parts])
         is_largest = math.isinf(norm_type)
-        total = own.max() if is_largest else own.pow(norm_type).sum()
+        total = norms.max() if is_largest else norms.pow(norm_type).sum()
         operation = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
         launch_all_reduce(total, self.process_group, len(self._reducer.buckets), 0, operation).wait()
         norm = total if is_largest else total.pow(1 / norm_type)

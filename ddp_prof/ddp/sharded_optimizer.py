@@ -16,7 +16,7 @@ import copy
 import inspect
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"{optimizer_cls.__name__} computes the loss itself, on all parameters at once, and cannot be sharded: "
                 "use it as it is, or another optimizer"
+            )
+        halves = torch.linspace(-1, 1, 24).view(2, 3, 4).unbind()
+        if not steps_alike(optimizer_cls, kwargs, halves, [[half] for half in halves]):
+            raise ValueError(
+                f"{optimizer_cls.__name__} steps on a parameter by what all parameters are, and a rank would give it "
+                "its own ones alone: use it as it is, or another optimizer"
             )
         self._group = process_group
         # For each rank, the parameters that it owns.
@@ -176,6 +182,50 @@ class ShardedOptimizer(torch.optim.Optimizer):
         memo[id(self._group)] = self._group  # so that ``deepcopy`` does not copy the group
         copied.__setstate__(copy.deepcopy(self._copied_attributes(), memo))
         return copied
+
+
+def steps_alike(
+    cls: type[torch.optim.Optimizer],
+    options: Mapping[str, Any],
+    together: Sequence[torch.Tensor],
+    apart: Sequence[Sequence[torch.Tensor]],
+) -> bool:
+    """Whether an optimizer makes the same of some parameters as several make that have a part of them each.
+
+    It is tried out, three steps on small tensors. True as well where that cannot be done, as for optimizers that need
+    more than gradients or draw random numbers; and for those of torch, which are known.
+
+    Args:
+        cls: Class of the optimizers.
+        options: Arguments of ``cls``.
+        together: The values of the parameters of the one.
+        apart: The same values in the same order, divided among several.
+    """
+    if cls.__module__.startswith("torch.optim"):
+        return True
+
+    def values_after(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what three steps make of parameters with these values."""
+        parameters = [torch.nn.Parameter(each.clone()) for each in values]
+        optimizer = cls(parameters, **options)
+        step: Any = cls.step  # the constructor has added the hooks that are called for each optimizer
+        for number in (1, 2, 3):
+            for parameter, each in zip(parameters, values, strict=True):
+                parameter.grad = torch.sin(number * (7 * each.square() + each))
+            (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
+        return [parameter.detach().flatten() for parameter in parameters]
+
+    before = torch.random.get_rng_state()
+    try:
+        one = torch.cat(values_after(together))
+        several = torch.cat([each for values in apart for each in values_after(values)])
+    except Exception:
+        return True
+    finally:
+        is_random = not torch.equal(before, torch.random.get_rng_state())
+        torch.random.set_rng_state(before)
+    moved = (one - torch.cat([values.flatten() for values in together])).abs().max()
+    return is_random or bool((one - several).abs().max() <= 0.01 * moved)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

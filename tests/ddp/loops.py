@@ -7,6 +7,7 @@ them; what a loop returns must be equal.
 from __future__ import annotations
 
 import copy
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -839,6 +840,56 @@ def stages() -> nn.Module:
     return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh()), nn.Sequential(nn.Linear(16, 3)))
 
 
+def replacing(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Weights decay by hand before each step: the parameters get other memory."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(trained.model, step, shares).backward()
+        trained.finish()
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.9
+        optimizer.step()
+    return weights(model)
+
+
+def scripting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """TorchScript reads parameters by itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return plainly(wrap, torch.jit.script(model), shares)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Steps by another optimizer, and goes half the way of each second step back."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.steps = inner, 0
+        self.slow = [parameter.detach().clone() for parameter in self._parameters()]
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes none
+        self.inner.step()
+        self.steps += 1
+        if self.steps % 2 == 0:
+            for slow, parameter in zip(self.slow, self._parameters(), strict=True):
+                slow.lerp_(parameter, 0.5)
+                parameter.copy_(slow)
+
+
+def looking_ahead(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    trained = wrap(model)
+    optimizer = Lookahead(trained.optimizer(torch.optim.AdamW, lr=0.02))
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+    return weights(model)
+
+
 LOOPS = {
     "attention": Loop(attention, plainly),
     "parameter list": Loop(Lists, plainly),
@@ -891,4 +942,7 @@ LOOPS = {
     "pruned later": Loop(deep, partial(restructuring, change=lambda model: l1_unstructured(model[2], "weight", 0.5))),
     "empty parameters": Loop(WithEmpty, plainly),
     "called with other tensors": Loop(mlp, substituting),
+    "weights replaced before a step": Loop(mlp, replacing),
+    "TorchScript": Loop(deep, scripting),
+    "an optimizer that calls another": Loop(deep, looking_ahead),
 }

@@ -100,6 +100,9 @@ def refused(rank: int) -> dict[tuple[str, str], str]:
             with pytest.raises(CommunicationError) as caught:
                 variant(torch.ones(1, 2))
             messages[key, name] = str(caught.value)
+            with pytest.raises(CommunicationError) as bypassed:  # the module was called in its place
+                variant.finish_gradient_synchronization()
+            assert str(bypassed.value) == str(caught.value)
     return messages
 
 

@@ -34,6 +34,7 @@ IMPOSSIBLE = [
     *[(name, "torch") for name in ("parametrized later", "pruned later")],
     *[(name, "fsdp") for name in ("gradients set again", "tied later", "called with other tensors")],
     *[(name, "fsdp") for name in ("parametrized later", "pruned later", "empty parameters")],
+    *[(name, "fsdp") for name in ("weights replaced before a step", "TorchScript")],
 ]
 Run = tuple[int, str, str]
 

@@ -216,11 +216,14 @@ class Overlapping(nn.Module):
 
 
 def used_late(rank: int) -> dict[str, str]:
-    """What Adam says of a head that is used after a step in which it was not, and SGD with the same."""
+    """What optimizers say of a head that is used after a step in which it was not; ``resumed``: after a restart."""
     said = {}
     for name, cls, options in (
         ("Adam", torch.optim.AdamW, {"find_unused_parameters": True}),
+        ("Adam, resumed", torch.optim.AdamW, {"find_unused_parameters": True}),
+        ("SGD, dampened", partial(torch.optim.SGD, momentum=0.9, dampening=0.5), {"find_unused_parameters": True}),
         ("SGD", torch.optim.SGD, {}),
+        ("SGD, momentum", partial(torch.optim.SGD, momentum=0.9), {}),
     ):
         heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
         heads.forward = lambda x, last, heads=heads: heads[0](x) + (heads[1](x) if last else 0)  # type: ignore[method-assign]
@@ -228,6 +231,10 @@ def used_late(rank: int) -> dict[str, str]:
         optimizer = cls(variant.optimizer_parameters(), lr=0.1)
         said[name] = ""
         for last in (False, True):
+            if last and name == "Adam, resumed":
+                saved = optimizer.state_dict()
+                optimizer = cls(variant.optimizer_parameters(), lr=0.1)
+                optimizer.load_state_dict(saved)
             optimizer.zero_grad()
             variant(torch.ones(1, 4), last).sum().backward()
             variant.finish_gradient_synchronization()
@@ -235,6 +242,44 @@ def used_late(rank: int) -> dict[str, str]:
                 optimizer.step()
             except CommunicationError as error:
                 said[name] = str(error)
+    return said
+
+
+class Cautious(torch.optim.Optimizer):
+    """Leaves out what goes against the gradient, and scales the rest up by the share of a parameter that it is."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes none
+        for parameter in self.param_groups[0]["params"]:
+            mask = (parameter * parameter.grad > 0).float()
+            parameter.add_(parameter.grad * mask / (mask.mean() + 0.01), alpha=-self.param_groups[0]["lr"])
+
+
+def misused(rank: int) -> dict[str, str]:
+    """What is said if parts are used as if they were whole parameters, or changed without the other ranks."""
+    variant = make()
+    parts = variant.optimizer_parameters()
+    backward(variant, rank)
+    variant.finish_gradient_synchronization()
+
+    def change() -> None:
+        with torch.no_grad():
+            parts[0] -= 0.1
+        variant(torch.ones(2, 5))
+
+    mistakes = {
+        "clipped": lambda: torch.nn.utils.clip_grad_norm_(parts, 1.0),
+        "stepped by shares": Cautious(parts, lr=0.1).step,
+        "changed by hand": change,
+    }
+    said = {}
+    for name, mistake in mistakes.items():
+        with pytest.raises(CommunicationError) as caught:
+            mistake()
+        said[name] = str(caught.value)
     return said
 
 
@@ -266,7 +311,7 @@ def held(rank: int) -> dict[str, Any]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    checks = (kept, accumulated, copies, left, compiled, refused, used_late, gathered, held)
+    checks = (kept, accumulated, copies, left, compiled, refused, used_late, misused, gathered, held)
     return {check.__name__: check(rank) for check in checks}
 
 
@@ -331,8 +376,10 @@ def test_a_parameter_that_is_used_late_is_an_error_for_an_optimizer_that_counts_
     results: list[dict[str, Any]],
 ) -> None:
     for ranked in results:
-        assert "a gradient after steps in which no rank used it" in ranked["used_late"]["Adam"]
-        assert ranked["used_late"]["SGD"] == ""
+        said = ranked["used_late"]
+        assert (said["SGD"], said["SGD, momentum"]) == ("", "")
+        for name in ("Adam", "Adam, resumed", "SGD, dampened"):
+            assert "a gradient after steps in which no rank used it" in said[name]
 
 
 def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> None:
@@ -344,3 +391,13 @@ def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> 
     assert as_a_whole.startswith("LBFGS does not step element by element")
     assert "clip_grad_norm_() to clip them" in read
     assert shared.startswith("'even' and 'odd' share memory")
+
+
+def test_parts_are_neither_clipped_nor_stepped_on_nor_changed_as_if_they_were_whole(
+    results: list[dict[str, Any]],
+) -> None:
+    for ranked in results:
+        said = ranked["misused"]
+        assert "variant.clip_grad_norm_() clips by the norm of all" in said["clipped"]
+        assert said["stepped by shares"].startswith("Cautious does not step element by element")
+        assert "the other ranks do not have the change" in said["changed by hand"]

@@ -200,8 +200,23 @@ def refused(rank: int) -> dict[str, str]:
         "group": lambda: optimizer.add_param_group({"params": own[::-1] if rank else own}),
         "state": lambda: small_model()[1].load_state_dict(states[0]),
         "closure": lambda: ShardedOptimizer(own, torch.optim.LBFGS, lr=1),
+        "all": lambda: ShardedOptimizer(own, ByNormOfAll, lr=1),
     }
     return {name: message_of(mistake) for name, mistake in mistakes.items()}
+
+
+class ByNormOfAll(torch.optim.Optimizer):
+    """Divides gradients by the norm of all of them."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes none
+        parameters = self.param_groups[0]["params"]
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        for parameter in parameters:
+            parameter.sub_(parameter.grad / norm)
 
 
 def message_of(mistake: Any) -> str:
@@ -251,6 +266,7 @@ def test_a_copy_shares_the_group_which_cannot_be_pickled(results: list[dict[str,
         ("shape", "rank 1: parameter 0 has shape (3,), on rank 0 shape (2,)"),
         ("number", "rank 1: parameter 1 of rank 0 is missing"),
         ("closure", "LBFGS computes the loss itself"),
+        ("all", "ByNormOfAll steps on a parameter by what all parameters are"),
     ],
 )
 def test_what_would_mix_parameters_up_is_refused_on_all_ranks(
