@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.report import LoadOptions
@@ -18,17 +19,22 @@ from ddp_prof.tune.tries import TODAY, Try, parse_tries
 
 OF_SCHEDULE = ("bucket_cap_mb=5,50,100",)
 """Tries that change when gradients are sent. They are worth it only if enough of the step waits for communication."""
-OF_FINDINGS = {
-    "one collective per parameter": ("bucket_cap_mb=25",),
-    "one bucket for all gradients": ("bucket_cap_mb=5,25",),
-    "copies out of buckets": ("gradient_as_bucket_view",),
-    "vote on unused parameters": ("find_unused_parameters=false",),
-    "single hardware queue": ("CUDA_DEVICE_MAX_CONNECTIONS=8",),
-}
-"""For a finding of the doctor, the tries that may remove its cost without a change of results.
+SIZES_OF_FINDINGS = {"one collective per parameter": "25", "one bucket for all gradients": "5,25"}
+"""Sizes of buckets in MiB that are tried for a finding whose advice names none."""
+CHANGES_RESULTS = frozenset(("broadcast_buffers",))
+"""Settings of the doctor's advice that change results, so that they are tried only when asked for."""
 
-All other findings need a change of the program.
-"""
+
+def tries_of(finding: Finding) -> tuple[str, ...]:
+    """Return the tries, as ``--try`` takes them, that may remove the cost of a finding without a change of results.
+
+    Without any, the finding needs a change of the program.
+    """
+    if sizes := SIZES_OF_FINDINGS.get(finding.rule):
+        return (f"bucket_cap_mb={sizes}",)
+    if finding.argument is None or finding.value is None or finding.argument in CHANGES_RESULTS:
+        return ()
+    return (finding.argument if finding.value is True else f"{finding.argument}={finding.value}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,10 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
     reasons: list[str] = []
     for finding in diagnosis.findings:
         share = finding.cost_ns / step_ns if finding.cost_ns is not None and step_ns else None
-        if finding.rule in OF_FINDINGS and (share is None or share >= worth):
-            texts += OF_FINDINGS[finding.rule]
+        if (tries := tries_of(finding)) and (share is None or share >= worth):
+            texts += tries
             cost = "" if share is None else f", at most {100 * share:.1f} % of a step"
-            reasons.append(f"{finding.rule}{cost}: trying {' and '.join(OF_FINDINGS[finding.rule])}")
+            reasons.append(f"{finding.rule}{cost}: trying {' and '.join(tries)}")
     # Bucket sizes, unless no schedule could gain enough.
     if bounds.schedule_ns is None or not step_ns:
         texts += OF_SCHEDULE

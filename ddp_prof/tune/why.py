@@ -16,7 +16,7 @@ from ddp_prof.analyze.what_if.questions import BUCKET_SIZE, VIEWS, Question
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import SUMMARY, Run
-from ddp_prof.tune.candidates import OF_FINDINGS
+from ddp_prof.tune.candidates import tries_of
 from ddp_prof.tune.measure import Program
 from ddp_prof.tune.recorded import record
 from ddp_prof.tune.sequential import Gain
@@ -93,7 +93,7 @@ def findings_of(run: Run, tried: Try) -> Iterator[Foreseen]:
     """
     step_ns, names = _step_ns(run), {setting.name for setting in tried.settings}
     for finding in run.doctor().findings:
-        answers = parse_tries(OF_FINDINGS.get(finding.rule, ()))
+        answers = parse_tries(tries_of(finding))
         if not names & {setting.name for answer in answers for setting in answer.settings}:
             continue
         yield _foreseen(finding.rule, True, (finding.cost_ns, None, None), step_ns, finding.cost_reason)

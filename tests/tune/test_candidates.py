@@ -11,7 +11,8 @@ import ddp_prof as dp
 from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
-from ddp_prof.tune.candidates import OF_FINDINGS, Candidates, choose_for, choose_tries
+from ddp_prof.analyze.doctor.gains import ARGUMENTS
+from ddp_prof.tune.candidates import SIZES_OF_FINDINGS, Candidates, choose_for, choose_tries, tries_of
 from ddp_prof.tune.tries import parse_tries
 from tests.command_line import run
 from tests.conftest import ROOT
@@ -25,7 +26,11 @@ def chosen(
     *findings: tuple[str, int | None], schedule_ns: int | None, worth: float = 0.01
 ) -> tuple[list[str], list[str]]:
     """The labels of what is tried, and the reasons."""
-    found = tuple(Finding(rule, "", "", cost_ns=cost) for rule, cost in findings)
+    found = tuple(
+        Finding(rule, "", "", cost_ns=cost, argument=argument, value=value)
+        for rule, cost in findings
+        for argument, value in [ARGUMENTS.get(rule, (None, None))]
+    )
     result = choose_tries(Diagnosis(found, ()), Bounds(schedule_ns, None, None, None), STEP_NS, worth)
     return [tried.label for tried in result.tries], list(result.reasons)
 
@@ -70,13 +75,27 @@ def test_what_is_not_known_is_tried() -> None:
     assert reasons[0].startswith("how much of a step waits for communication is not known: trying bucket_cap_mb")
 
 
+def test_the_size_that_the_doctor_advises_is_tried() -> None:
+    """Its page says that a finding that a setting answers is; that of a large last bucket was not."""
+    finding = Finding("large last bucket", "", "", cost_ns=9_000_000, argument="bucket_cap_mb", value=12)
+    found = choose_tries(Diagnosis((finding,), ()), Bounds(0, None, None, None), STEP_NS, 0.01)
+    assert [tried.label for tried in found.tries] == ["bucket_cap_mb=12"]
+    assert found.reasons[0] == "large last bucket, at most 9.0 % of a step: trying bucket_cap_mb=12"
+
+
+def test_what_changes_results_is_tried_only_when_asked_for() -> None:
+    assert chosen(("broadcast in forward", 9_000_000), schedule_ns=0)[0] == []
+
+
 def test_every_try_of_a_finding_can_be_parsed() -> None:
-    assert all(parse_tries(texts) for texts in OF_FINDINGS.values())
+    findings = [Finding(rule, "", "", argument=argument, value=value) for rule, (argument, value) in ARGUMENTS.items()]
+    tried = {finding.rule: parse_tries(tries_of(finding)) for finding in findings}
+    assert {rule for rule, tries in tried.items() if not tries} == {"broadcast in forward", "overlap without gain"}
 
 
 def test_the_rules_are_the_doctors() -> None:
     source = "".join(path.read_text() for path in (ROOT / "ddp_prof/analyze/doctor").glob("*.py"))
-    assert {rule for rule in OF_FINDINGS if f'"{rule}"' not in source} == set()
+    assert {rule for rule in SIZES_OF_FINDINGS if f'"{rule}"' not in source} == set()
 
 
 def test_a_capture_of_torchs_ddp() -> None:
