@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,10 +30,19 @@ from ddp_prof.annotate.monitor import PYTHON_VARIABLE, Monitor, log_overlap
 from ddp_prof.monitor.log import load_log
 from tests.command_line import run
 from tests.ddp.gloo_ranks import run_ranks
+from tests.forked_analysis import forked_analysis
 
 EVERY, STEPS = 6, 2
 MEASURED = [6, 12, 18]
 ONCE = " (said once: later measurements may be missing for the same reason)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _analyses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """They are forked, which saves what each would import."""
+    with forked_analysis(tmp_path_factory.mktemp("monitor") / "programs") as python, pytest.MonkeyPatch.context() as to:
+        to.setenv(PYTHON_VARIABLE, str(python))
+        yield
 
 
 def make_job() -> tuple[Any, torch.optim.Optimizer]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof import annotate
+from tests.forked_python import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,9 +125,7 @@ def train():
 
 @pytest.mark.parametrize("where", ["train()", "one = threading.Thread(target=train); one.start(); one.join()"])
 def test_a_traceback_holds_no_frame_of_the_marks(where: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FAILS % where], capture_output=True, text=True, check=False, env={**os.environ}
-    )
+    done = run_python(FAILS % where)
     assert "ValueError: the program's own" in done.stderr
     assert "ddp_prof" not in done.stderr, done.stderr
     assert "in backward" in done.stderr  # torch's frames are still there
@@ -175,7 +171,7 @@ print(json.dumps([(case, train(*case)) for case in cases]))
 @pytest.fixture(scope="module")
 def compiled() -> tuple[dict[tuple[str, str, str], list[int]], str]:
     """Of each case the graph breaks, the frames and the marked forwards; and what one program of all cases said."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True)
+    done = run_python(COMPILED)
     return {tuple(case): counts for case, counts in json.loads(done.stdout)}, done.stderr
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import resource
-import subprocess
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+
+from tests.forked_analysis import forked_analysis
+from tests.forked_python import run_python
 
 EXPORT = """
 import sys
@@ -44,15 +46,10 @@ print("trained to its end; logged", len(got))
 """
 
 
-def with_files_of_at_most(size: int) -> Callable[[], None]:
-    """As a disk that is full after so many bytes of a file; Python ignores the signal that comes with it."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-def run(code: str, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-B", "-c", code, str(folder)]
-    limit = with_files_of_at_most(size)
-    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+def run(code: str, folder: Path, size: int, **environment: str) -> CompletedProcess[str]:
+    """As on a disk that is full after so many bytes of a file; Python ignores the signal that comes with it."""
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+    return run_python(code, folder, prepare=limit, PYTHONDONTWRITEBYTECODE="1", **environment)
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "a\tb", "no \udcff UTF-8"])
@@ -84,7 +81,8 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> No
 @pytest.mark.parametrize(("size", "logged"), [(4096, 0), (2**30, 3)])
 def test_on_a_full_disk_training_goes_on_with_one_warning(tmp_path: Path, size: int, logged: int) -> None:
     folder = tmp_path / "monitor"
-    done = run(MONITOR, folder, size)
+    with forked_analysis(tmp_path / "programs") as python:
+        done = run(MONITOR, folder, size, DDP_PROF_PYTHON=str(python))
     assert done.stdout == f"trained to its end; logged {logged}\n", done.stderr
     said = [line for line in done.stderr.splitlines() if "ddp-prof" in line]
     if logged:

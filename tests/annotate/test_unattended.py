@@ -7,7 +7,6 @@ import io
 import json
 import multiprocessing.util
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ddp_prof as dp
+from tests.forked_python import run_python
 
 IN_A_THREAD = """
 import os, sys, threading, torch
@@ -45,27 +45,12 @@ if sys.argv[1] != "goes on":
 """
 
 
-def _run(thread: str, trace: str, rank: int, world: int, directory: str) -> bool:
-    os.environ["DDP_PROF_TRACE"], sys.argv = trace, ["train.py", thread]
-    exec(IN_A_THREAD, {"__name__": "__main__"})
-    multiprocessing.util._exit_function()  # as at the end of any process of multiprocessing
-    return True
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize("thread", ["ends", "goes on", "is given DDP"])
 def test_a_program_that_trains_in_a_thread(thread: str, tmp_path: Path) -> None:
     """As Ray Train's does: it ended by a segmentation fault, or nothing of the thread was recorded."""
-    if thread == "goes on":
-        environment = os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")}
-        done = subprocess.run(
-            [sys.executable, "-c", IN_A_THREAD, thread], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-    else:
-        from tests.ddp.gloo_ranks import fork_ranks  # imports torch
-
-        assert fork_ranks(partial(_run, thread, str(tmp_path / "x")), 1) == [True]
+    done = run_python(IN_A_THREAD, thread, to_the_end=thread == "goes on", DDP_PROF_TRACE=str(tmp_path / "x"))
+    assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
     (rank,) = run.overlap().ranks
     # In the second pass of DDP ranks agree on its buckets: its step is warm-up, too.
@@ -189,9 +174,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))
 @pytest.mark.torch
 def test_a_fork_of_a_program_that_is_recorded_ends(tmp_path: Path) -> None:
     """It waited for a thread of libkineto, and the program for it; what it has written arrives."""
-    environment = os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")}
-    command = [sys.executable, "-c", WITH_A_FORK]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_python(WITH_A_FORK, to_the_end=True, DDP_PROF_TRACE=str(tmp_path / "x"))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == ["3", "C's", "Python's"]
     (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
@@ -219,9 +202,7 @@ for _ in range(5):
 @pytest.mark.torch
 def test_without_an_optimizer_a_step_begins_with_a_forward_that_synchronizes(tmp_path: Path) -> None:
     """Of the first DDP; the steps of its construction and of the agreement on its buckets are warm-up."""
-    subprocess.run(
-        [sys.executable, "-c", WITHOUT_OPTIMIZER], env=os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")}, check=True
-    )
+    assert run_python(WITHOUT_OPTIMIZER, DDP_PROF_TRACE=str(tmp_path / "x")).returncode == 0
     (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
     (rank,) = run.overlap().ranks
     assert [step.step for step in rank.marked_steps] == [2, 3]

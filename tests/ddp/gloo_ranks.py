@@ -35,13 +35,16 @@ def run_ranks(function: Callable[[int], Any], world: int = 2, timeout_s: float |
 def fork_ranks(function: Callable[[int, int, str], Any], world: int, timeout_s: float | None = None) -> list[Any]:
     """Results of ``function(rank, world, shared folder)`` by rank; ``None`` for one that died.
 
-    A raised exception is raised here. Only what may hang, as loops of others may, is given a time to answer.
+    A raised exception is raised here. Ranks have the test's variables of ddp_prof. Only what may hang, as loops of
+    others may, is given a time to answer.
     """
+    variables = {name: value for name, value in os.environ.items() if name.startswith("DDP_PROF_")}
     with tempfile.TemporaryDirectory() as directory:
         ends, processes = [], []
         for rank in range(world):
             receiver, sender = FORKING.Pipe(duplex=False)
-            process = FORKING.Process(target=_rank, args=(function, rank, world, directory, sender), daemon=True)
+            arguments = (function, rank, world, directory, sender, variables)
+            process = FORKING.Process(target=_rank, args=arguments, daemon=True)
             process.start()
             sender.close()
             ends.append(receiver)
@@ -72,8 +75,15 @@ def _in_group(function: Callable[[int], Any], rank: int, world: int, directory: 
     return function(rank)
 
 
-def _rank(function: Callable[[int, int, str], Any], rank: int, world: int, directory: str, sender: Connection) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def _rank(
+    function: Callable[[int, int, str], Any],
+    rank: int,
+    world: int,
+    directory: str,
+    sender: Connection,
+    variables: dict[str, str],
+) -> None:
+    os.environ |= {**variables, "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     try:
         answer: Any = (function(rank, world, directory),)
