@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +29,13 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.nsys_program import Nsys
 from tests.capture.conftest import exported, written_by_torch
 from tests.command_line import run
+from tests.examples import IS_NIGHTLY
 from tests.forked_torchrun import forked_torchrun
 from tests.waiting import wait_until
 
 DDP_PROF = Path(sys.executable).with_name("ddp-prof")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+FORKED = ["torchrun", "--nproc-per-node", "2"]
 STEPS, LAYERS = 5, 3
 # As others write it: torch's DDP, a plain loop, nothing of ours.
 TRAIN = f"""
@@ -54,8 +57,7 @@ if not dist.get_rank():
     print("trained on", dist.get_world_size())
 """
 
-# Two ranks that no launcher names, and that have no process group any more at the end. Before a fork it imports what
-# each rank would take seconds to import.
+# A rank that no launcher names, and that has no process group any more at the end.
 STARTED = """
 import os, sys
 import torch
@@ -65,16 +67,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_prof import annotate
 
 def start(rank):
-    dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
     train()
     dist.destroy_process_group()
-
-if __name__ == "__main__":
-    if sys.argv[1] == "fork":
-        import torch._dynamo
-    torch.multiprocessing.start_processes(start, nprocs=2, start_method=sys.argv[1])
 """
-# The same by Python's own means; it imports torch in its ranks alone.
+# The same as a whole program; it imports torch in its ranks alone.
 SPAWNED = """
 import multiprocessing, sys
 
@@ -84,9 +81,10 @@ def start(rank):
     from torch.nn.parallel import DistributedDataParallel
 
     globals().update(locals())
-    dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
     train()
     dist.destroy_process_group()
+    sys.exit(int(sys.argv[2]))
 
 if __name__ == "__main__":
     ranks = [multiprocessing.get_context("spawn").Process(target=start, args=(rank,)) for rank in range(2)]
@@ -94,18 +92,23 @@ if __name__ == "__main__":
         rank.start()
     for rank in ranks:
         rank.join()
+    sys.exit(max(rank.exitcode for rank in ranks))
 """
 
 
-def capture_started(
-    folder: Path, train: str, *arguments: str, method: str = "fork", steps: str | None = None, profiler: str = "torch"
-) -> subprocess.CompletedProcess[str]:
-    """Capture two ranks that the program starts itself."""
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which ``torchrun`` forks its ranks."""
+    with forked_torchrun(tmp_path_factory.mktemp("job") / "programs") as folder:
+        yield {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def capture_spawned(folder: Path, train: str, profiler: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Capture two ranks that the program spawns itself."""
     script = folder / "train.py"
-    script.write_text(train + (SPAWNED if method == "spawn" else STARTED))
-    command = [DDP_PROF, "capture", "-o", folder, "--profiler", profiler, *(["--steps", steps] if steps else []), "--"]
-    command += [sys.executable, script, method, meeting_place(folder), *arguments]
-    return run_nsys(command)
+    script.write_text(train + SPAWNED)
+    command = [DDP_PROF, "capture", "-o", folder, "--profiler", profiler, "--"]
+    return run_nsys([*command, sys.executable, script, meeting_place(folder), str(exit_code)])
 
 
 def meeting_place(folder: Path) -> str:
@@ -127,7 +130,7 @@ def record_ranks(program: str, folder: Path, *arguments: str, world: int) -> Non
     """
     from tests.ddp.gloo_ranks import fork_ranks  # imports torch
 
-    argv = ["train.py", "fork", meeting_place(folder), *arguments]
+    argv = ["train.py", meeting_place(folder), *arguments]
     assert fork_ranks(partial(_record, program, str(folder / "train"), argv), world) == [True] * world
 
 
@@ -150,11 +153,13 @@ def run_nsys(command: list[Any], **options: Any) -> subprocess.CompletedProcess[
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("profiler", ["torch", pytest.param("nsys", marks=pytest.mark.nsys)])
-def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler: str) -> None:
-    script = tmp_path / "train.py"
+def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, forked: dict[str, str], profiler: str) -> None:
+    """By the real torchrun with nsys, and with both in a nightly."""
+    script, is_real = tmp_path / "train.py", IS_NIGHTLY or profiler == "nsys"
     script.write_text(TRAIN)
-    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", profiler, "--", *TORCHRUN, script]
-    done = run_nsys([*command, str(STEPS), "0"])
+    launcher, environment = (TORCHRUN, {**os.environ}) if is_real else (FORKED, forked)
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", profiler, "--", *launcher, script]
+    done = run_nsys([*command, str(STEPS), "0"], env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("trained on 2\n")
     assert "communication" in done.stdout
@@ -187,11 +192,44 @@ def train():
 """
 
 
+def _mark(program: str, argv: list[str], rank: int, world: int, directory: str) -> list[tuple[str, int, int]]:
+    """The ranges that nsys would record of a program under capture, with their start and end."""
+    from ddp_prof import annotate
+    from ddp_prof.annotate import unattended
+
+    sys.argv = argv
+    with annotate.only_sink(recorder := annotate.Recorder()):
+        unattended.start()
+        exec(program, {"__name__": "train", "rank": rank})
+    return [(each.text, each.start_ns, each.end_ns) for each in recorder.ranges]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_ranks_without_ddp_are_marked_from_the_first_forward_pass(tmp_path: Path) -> None:
+    """Which is warm-up, too. What comes of it in nsys is tested in a nightly."""
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    argv = ["train.py", meeting_place(tmp_path)]
+    for rank, ranges in enumerate(fork_ranks(partial(_mark, SHARDED + STARTED + "start(rank)", argv), 2)):
+        of_process = {text for text, *_ in ranges if text.startswith("process|")}
+        assert of_process == {f"process|rank={rank}|world=2|variant=SGD|backend=gloo|device=cpu"}
+        steps = [each for each in ranges if each[0].startswith("step|")]
+        assert [text for text, *_ in steps] == ["step|index=0|warmup=1", "step|index=1", "step|index=2"]
+        for op in ("all_gather|", "reduce_scatter|"):
+            at = [(start, end) for text, start, end in ranges if text.startswith(op)]
+            assert len(at) == 3
+            assert all(
+                begun <= start <= end <= ended for (start, end), (_, begun, ended) in zip(at, steps, strict=True)
+            )
+
+
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.nsys
 @pytest.mark.slow
-def test_ranks_without_ddp_are_known_to_nsys(tmp_path: Path) -> None:
-    done = capture_started(tmp_path, SHARDED, method="spawn", profiler="nsys")
+def test_nightly_ranks_without_ddp_are_known_to_nsys(tmp_path: Path) -> None:
+    done = capture_spawned(tmp_path, SHARDED, "nsys")
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
     assert "belongs to no step" not in " ".join(done.stdout.split()), "the first forward pass is warm-up, too"
@@ -337,7 +375,7 @@ def test_a_step_in_which_a_ddp_is_made_is_warm_up(tmp_path: Path) -> None:
 THREE_LINES = """
 def train():
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
-    if sys.argv[3] == "ddp":
+    if sys.argv[2] == "ddp":
         model = DistributedDataParallel(model, bucket_cap_mb=0.25)
     else:
         for layer in model:
@@ -400,53 +438,43 @@ def train():
         optimizer.zero_grad()
         model(torch.randn(8, 64)).sum().backward()
         optimizer.step()
-    if sys.argv[3:]:
-        sys.exit(int(sys.argv[3]))
 """
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_ranks_that_the_program_spawns_itself_keep_apart(tmp_path: Path) -> None:
+def test_ranks_that_the_program_spawns_itself_keep_apart_and_its_exit_code_is_told(tmp_path: Path) -> None:
     """No launcher names them, and at the end they have no process group any more; other tests fork theirs."""
-    done = capture_started(tmp_path, ONE_LAYER, method="spawn")
-    assert done.returncode == 0, done.stderr
-    (run,) = dp.load_runs([tmp_path])
-    assert [(rank.rank, len(rank.marked_steps)) for rank in run.overlap().ranks] == [(0, 2), (1, 2)]
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-def test_exit_code_is_the_programs(tmp_path: Path) -> None:
-    done = capture_started(tmp_path, ONE_LAYER, "3", steps="2:3")
-    assert "terminated with exit code 3" in done.stderr  # of a rank, whose failure is the program's
-    assert done.returncode == 1
+    done = capture_spawned(tmp_path, ONE_LAYER, "torch", exit_code=3)
+    assert done.returncode == 3, done.stderr
     (run,) = dp.load_runs([tmp_path])  # recorded nevertheless
-    assert [len(rank.steps) for rank in run.overlap().ranks] == [1, 1]
+    assert [(rank.rank, len(rank.marked_steps)) for rank in run.overlap().ranks] == [(0, 2), (1, 2)]
 
 
 # The recorded window opens and closes with a range, as it does with CUDA's calls on a GPU.
 LATER_S = 2
 WINDOW = f"""
-import nvtx, os, sys, time, torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-window = []
-torch.cuda.is_available = lambda: True
-torch.cuda.synchronize = lambda: None
-def start():
-    opened = sys.argv[3]
-    while torch.distributed.get_rank() and not os.path.exists(opened):  # nsys heeds the range that was opened first
-        time.sleep(0.01)
-    window.append(nvtx.start_range("window", domain="cap"))
-    open(opened, "w").close()
-torch.cuda.profiler.start = start
-torch.cuda.profiler.stop = lambda: window and nvtx.end_range(window.pop())
-steps = []
-def come_later(*_):
-    steps.append(0)
-    if torch.distributed.get_rank() and len(steps) == 5:
-        time.sleep({LATER_S})
-register_optimizer_step_pre_hook(come_later)
+def train():
+    import nvtx, os, time
+
+    window, opened = [], sys.argv[3]
+    torch.cuda.is_available = lambda: True
+    torch.cuda.synchronize = lambda: None
+    def start():
+        while dist.get_rank() and not os.path.exists(opened):  # nsys heeds the range that was opened first
+            time.sleep(0.01)
+        window.append(nvtx.start_range("window", domain="cap"))
+        open(opened, "w").close()
+    torch.cuda.profiler.start = start
+    torch.cuda.profiler.stop = lambda: window and nvtx.end_range(window.pop())
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    # A torch built with CUDA would ask the GPU in each step of AdamW whether a graph is being captured.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(7):
+        model(torch.randn(8, 64)).sum().backward()
+        if dist.get_rank() and step == 4:
+            time.sleep({LATER_S})
+        optimizer.step()
 """
 
 
@@ -457,15 +485,13 @@ def test_the_first_rank_that_is_done_does_not_cut_off_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
-    script = tmp_path / "train.py"
-    # A torch built with CUDA would ask the GPU in each step of AdamW whether a graph is being captured.
-    script.write_text(WINDOW + TRAIN.replace("AdamW", "SGD"))
-    program = [*TORCHRUN, str(script), "7", "0", str(tmp_path / "opened")]
+    (script := tmp_path / "train.py").write_text(WINDOW + SPAWNED)
+    program = [sys.executable, str(script), meeting_place(tmp_path), "0", str(tmp_path / "opened")]
     planned, _ = job.plan_job(program, tmp_path, "nsys", "2:5", os.environ)
     ours = {"--capture-range=cudaProfilerApi": "--capture-range=nvtx", "--trace=cuda,nvtx": "--trace=nvtx"}
     words = [ours.get(word, word) for word in planned.command]
     words.insert(words.index("--capture-range=nvtx"), "--nvtx-capture=window@cap")
-    environment = {**os.environ, "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+    environment = {**os.environ, "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", "LOCAL_WORLD_SIZE": "2"}
     run_nsys(words, env=environment).check_returncode()
     recorded = replace(planned, on_gpus=False)
     export_reports(recorded, {}, "")
@@ -476,16 +502,22 @@ def test_the_first_rank_that_is_done_does_not_cut_off_the_others(
     assert second.steps[-1].host_ns > LATER_S * 10**9  # of what is cut off nsys shows the beginning as if it were all
 
 
-@pytest.mark.torch
+# A launcher whose ranks, as torchrun's, have sessions of their own; it does not end them.
+LAUNCHES = """
+import subprocess, sys
+rank = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(1000)"
+words = [[sys.executable, "-c", rank, sys.argv[1] + number] for number in "01"]
+for process in [subprocess.Popen(each, start_new_session=True) for each in words]:
+    process.wait()
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_the_program_and_every_rank(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    in_step = "    optimizer.step()\n"
-    tell = f"    open({str(tmp_path / 'trains')!r} + str(dist.get_rank()), 'w')\n"
-    script.write_text(TRAIN.replace(in_step, in_step + tell))
-    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", *TORCHRUN, script]
+    (script := tmp_path / "train.py").write_text(LAUNCHES)
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", sys.executable, script]
     with subprocess.Popen(
-        [*command, "1000", "0.1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        [*command, tmp_path / "trains"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "JOB_UNDER_TEST": str(tmp_path)},
     ) as process:  # fmt: skip
         wait_until(lambda: len(list(tmp_path.glob("trains*"))) == 2)
@@ -617,26 +649,21 @@ def test_print_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_monitor_measures_a_program_that_knows_nothing_of_us(tmp_path: Path) -> None:
+def test_a_monitor_measures_a_program_that_knows_nothing_of_us(tmp_path: Path, forked: dict[str, str]) -> None:
     """Again and again into one log, and nothing else is recorded."""
     (script := tmp_path / "train.py").write_text(TRAIN)
-
-    def capture(launcher: list[str], environment: dict[str, str]) -> None:
-        command = [DDP_PROF, "capture", "--every", "6:2", "-o", tmp_path / "out", "--", *launcher, script, "16", "0"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    measured: list[int] = []
+    for launcher, steps, due in ((TORCHRUN if IS_NIGHTLY else FORKED, 16, [6, 12]), (FORKED, 10, [6])):  # a restart
+        command = [DDP_PROF, "capture", "--every", "6:2", "-o", tmp_path / "out", "--", *launcher, script]
+        done = subprocess.run([*command, str(steps), "0"], capture_output=True, text=True, check=False, env=forked)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("trained on 2\n")
         log = tmp_path / "out" / "train.monitor" / "monitor.jsonl"
         records = [json.loads(line) for line in log.read_text().splitlines()]
-        measured.extend([6, 12])
+        measured.extend(due)
         assert [record["step"] for record in records] == measured
         assert {(record["ranks"], record["steps"]) for record in records} == {(2, 2)}
         assert f"{len(measured)} measurements: too few to tell a change" in done.stdout
-
-    measured: list[int] = []
-    capture(TORCHRUN, {})
-    with forked_torchrun(tmp_path / "programs") as programs:  # a restart
-        capture(["torchrun", "--nproc-per-node", "2"], {"PATH": f"{programs}:{os.environ['PATH']}"})
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.monitor"]
 
 
@@ -703,31 +730,32 @@ def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
 
 # Ends all of its threads at once, as programs do that would otherwise hang when NCCL is torn down.
 EXITS_AT_ONCE = """
-import os, sys
-if sys.argv[1:]:
-    import torch
-
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(4):
-        model(torch.ones(4)).sum().backward()
-        optimizer.step()
+import os, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
 os._exit(0)
 """
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_program_that_does_not_end_by_itself_is_recorded_until_a_step(tmp_path: Path) -> None:
-    script, options = tmp_path / "at_once.py", ["-o", tmp_path / "out", "--profiler", "torch"]
-    script.write_text(EXITS_AT_ONCE)
-    done = run_nsys([DDP_PROF, "capture", *options, "--", sys.executable, script])
-    assert done.returncode == 1
+def test_a_program_that_does_not_end_by_itself_is_recorded_until_a_step(
+    tmp_path: Path, forked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script := tmp_path / "at_once.py").write_text(EXITS_AT_ONCE)
+    monkeypatch.setenv("PATH", forked["PATH"])
+    command = ["capture", "-o", tmp_path / "out", "--profiler", "torch"]
+    program = ["--", "torchrun", "--nproc-per-node", "1", script]
+    done = run(*command, *program)
+    assert done.exit_code == 1
     assert "a program that is killed, or calls os._exit or exec, needs --steps" in done.stderr
-    done = run_nsys([DDP_PROF, "capture", *options, "--steps", "1:3", "--", sys.executable, script, "train"])
-    assert done.returncode == 0, done.stderr
-    (run,) = dp.load_runs(tmp_path / "out")
-    assert [file.processes[0].steps for file in run.inventory()] == [2]
+    done = run(*command, "--steps", "1:3", *program)
+    assert done.exit_code == 0, done.stderr
+    (recorded,) = dp.load_runs(tmp_path / "out")
+    assert [file.processes[0].steps for file in recorded.inventory()] == [2]
 
 
 NSYS = Nsys("/opt/nsys", "2022.4.2.1")
