@@ -18,6 +18,7 @@ def train(*argv: str | Path, world: int = 2) -> str:
     """Run a command line as each of two ranks that were launched, or alone without a launcher; what rank 0 prints."""
     said = fork_ranks(partial(_train, list(map(str, argv))), world)
     assert None not in said, "a rank failed: see its line on stderr"
+    assert not any(said[1:]), "rank 0 speaks for all"
     return str(said[0])
 
 
