@@ -17,6 +17,7 @@ from ddp_prof import annotate
 from ddp_prof.annotate import Recorder, hooks
 from ddp_prof.ddp import collective
 from ddp_prof.range_names import parse_range
+from tests import forked_python
 
 
 def record(*, on: bool = True) -> tuple[Recorder, annotate.OpenRange]:
@@ -130,6 +131,8 @@ def test_the_environment_switches_ranges_off() -> None:
 def test_nvtx_need_not_be_installed() -> None:
     code = """
 import sys
+for name in [name for name in sys.modules if name.startswith("ddp_prof")]:
+    del sys.modules[name]
 sys.modules["nvtx"] = None
 from ddp_prof import annotate
 from ddp_prof.ddp import collective
@@ -137,7 +140,10 @@ with annotate.forward():
     annotate.start_all_reduce(0, 1, 1).end()
 print(annotate.is_enabled())
 """
-    assert run_python(code) == str(torch.backends.cuda.is_built())  # a torch with CUDA has NVTX of its own
+    done = forked_python.run_python(code)
+    assert done.stdout.strip() == str(torch.backends.cuda.is_built()), (
+        done.stderr
+    )  # a torch with CUDA has NVTX of its own
 
 
 @pytest.mark.parametrize(

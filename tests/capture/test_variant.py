@@ -174,6 +174,7 @@ def test_torch_profiler_records_where_nsys_cannot(machine: Machine) -> None:
     reason = "there is no nsys here: set NSYS=/path/to/nsys"
     assert complaint.splitlines()[1:] == [f"profile_variant: torch.profiler records, {reason}"]
     assert machine.traces == ["overlap.rank0.json.gz", "overlap.rank1.json.gz", "overlap.run.json"]
+    assert "--profiler torch.profiler" in machine.runs[0]
     assert machine.capture("overlap", **more)[1] == "overlap: up to date\n"
     code, _, complaint = machine.capture("overlap", PROFILER="nsys", **more)
     assert (code, len(complaint.splitlines())) == (1, 2)  # why none can be fetched, and the way out

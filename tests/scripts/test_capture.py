@@ -1,4 +1,8 @@
-"""Real captures of the real workload, two ranks, by real nsys; nothing here is skipped where nsys is missing."""
+"""Real captures of the real workload, two ranks, by real nsys; nothing here is skipped where nsys is missing.
+
+What the workload says where it fails, and what becomes of that, tests/train and tests/capture test by themselves;
+tests/benchmark/test_sweep_command.py captures by torch.profiler.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +93,8 @@ def test_the_run_is_described(recorded: Recorded) -> None:
     assert len(run["key"]) == 64
 
 
-def test_a_torch_that_cannot_use_the_gpu_is_told(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_nightly_a_torch_that_cannot_use_the_gpu_is_told(tmp_path: Path) -> None:
     done = capture(tmp_path / "traces", "overlap", PROFILER="none", DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert "torch finds no GPU here: install a CUDA build of torch, or use --device cpu (DEVICE=cpu)" in done.stderr
@@ -109,7 +114,8 @@ def test_a_finished_capture_is_left_alone(recorded: Recorded) -> None:
     assert {path: path.stat().st_mtime_ns for path in traces.iterdir()} == before
 
 
-def test_without_nsys_torch_profiler_records(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_nightly_without_nsys_torch_profiler_records(tmp_path: Path) -> None:
     done = capture(tmp_path, "bucketed", "--bucket-size-mb", "10", PROFILER="kineto")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -120,7 +126,8 @@ def test_without_nsys_torch_profiler_records(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bucketed_10mb.run.json").read_text())["profiler"].startswith("torch.profiler 2")
 
 
-def test_a_failing_workload_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_nightly_a_failing_workload_leaves_nothing(tmp_path: Path) -> None:
     done = capture(tmp_path, "naive", BATCH_SIZE="3")
     assert done.returncode == 1
     assert done.stderr.startswith(

@@ -62,7 +62,7 @@ def test_choice(machine: pytest.MonkeyPatch, gpus: int, argv: list[str], expecte
 @pytest.mark.parametrize(
     ("gpus", "argv", "message"),
     [
-        (0, ["--device", "cuda"], "finds no GPU here"),
+        (0, ["--device", "cuda"], r"finds no GPU here: .* or use --device cpu \(DEVICE=cpu\)"),
         (0, ["--backend", "nccl"], "finds no GPU here"),
         (1, ["--backend", "nccl"], "here are 1 GPUs for 2 ranks"),
         (2, ["--backend", "nccl", "--device", "cpu"], "NCCL reduces on GPUs only"),
