@@ -138,21 +138,24 @@ def begins_run(*columns: NDArray[Any]) -> Mask:
 
 
 def are_repeated(*columns: Ints) -> Mask:
-    """Return which rows are equal to an earlier row in all columns."""
-    mixed = np.zeros(len(columns[0]), np.int64)
-    for column in columns:  # equal rows get equal numbers; different rows seldom do
-        mixed = mixed * _MIXES + column
-    ordered, found = np.sort(mixed), np.zeros(len(mixed), np.bool_)
-    if np.all(ordered[1:] != ordered[:-1]):  # usual, and fast
+    """Return which rows are equal to an earlier row in all columns; fast if the first column is nearly in order."""
+    first, found = columns[0], np.zeros(len(columns[0]), np.bool_)
+    ordered = np.sort(first, kind="stable")  # takes one pass if the column is in order
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(again):
         return found
+    rows = np.flatnonzero(again[np.minimum(np.searchsorted(again, first), len(again) - 1)] == first)
+    mixed = np.zeros(len(rows), np.int64)
+    for column in columns:  # equal rows get equal numbers; different rows seldom do
+        mixed = mixed * _MIXES + column[rows]
     order = np.argsort(mixed, kind="stable")
     begins = np.append(True, mixed[order[1:]] != mixed[order[:-1]])
     alone = begins & np.append(begins[1:], True)
-    asked = np.sort(order[~alone])
-    first, _ = distinct_rows(*(column[asked] for column in columns))
-    is_first = np.zeros(len(asked), np.bool_)
-    is_first[first] = True
-    found[asked] = ~is_first
+    asked = np.sort(rows[order[~alone]])
+    first_rows, _ = distinct_rows(*(column[asked] for column in columns))
+    is_again = np.ones(len(asked), np.bool_)
+    is_again[first_rows] = False
+    found[asked] = is_again
     return found
 
 
