@@ -13,9 +13,12 @@ import pytest
 
 from ddp_prof.cli import COMMANDS
 from ddp_prof.train import MODEL_SIZES
+from ddp_prof.tune.report import nothing_view, tuning_view
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.drawing import instants, picture_of
+from tests.monitor.records import record, write_log
+from tests.tune.simulated import Simulated, tune
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -152,6 +155,24 @@ def test_the_options_of_all_commands_are_in_the_help_that_the_page_names() -> No
     named = re.findall(r"`(?:ddp-prof COMMAND )?(--help[\w-]*)`", intro)
     told = " ".join(run("overlap", help_option).stdout for help_option in named)
     assert {option for option in options if not re.search(rf"(^|\s){option}\b", told)} == set()
+
+
+def test_documents_about_no_trace_have_the_keys_that_the_page_lists(tmp_path: Path) -> None:
+    page = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
+    table = page.partition("These commands read no trace:")[2].partition("\n\nGains of")[0]
+    listed = {
+        name: re.findall(r"`(\w+)`", keys) for name, keys in re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
+    }
+    tuned = tuning_view(tune(Simulated(), "static_graph", rounds=1)).document
+    documents = {
+        "`tune`": tuned,
+        "`tune`, each of `tries`": tuned["tries"][0],
+        "`monitor`": json.loads(run("monitor", write_log(tmp_path, [record(1)]), "--format", "json").stdout),
+        "`cache`": json.loads(run("cache", "--format", "json").stdout),
+    }
+    assert listed == {name: list(document) for name, document in documents.items()}
+    nothing = re.findall(r"`(\w+)`", page.partition("no more than ")[2].partition(". The")[0])
+    assert nothing == list(nothing_view([]).document)
 
 
 def test_profile_all_names_the_sizes_of_models_that_there_are() -> None:
