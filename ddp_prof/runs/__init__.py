@@ -233,7 +233,11 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     alone = {run.files[0]: run for run in runs if _may_be_rank(run)}
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
-        joined |= _join_runs([alone.pop(file) for file in group], f"their names differ in {_differences(group)} only")
+        of_names = [alone.pop(file) for file in group]
+        joined |= (found := _join_runs(of_names, why := f"their names differ in {_differences(group)} only"))
+        numbers = [rank for run in of_names for rank, _, _ in run.identities() if rank is not None]
+        if not found and (twice := [rank for rank in numbers if numbers.count(rank) > 1]):
+            _keep_apart(of_names, why, f"several of them say that they are rank {twice[0]}")
     by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
         (rank, world, _), *more_ranks = run.identities() or [(None, None, ())]
@@ -276,9 +280,7 @@ def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
     if len(runs) < 2 or len(set(numbers)) < len(numbers):
         return {}
     if any(kind != kinds[0] for kind in kinds):
-        apart = f"{len(runs)} files are read as runs of their own, though {why}: they differ in their collectives"
-        for run in runs:
-            run.notes = (*run.notes, f"{apart}; --one-run joins them")
+        _keep_apart(runs, why, "they differ in their collectives; --one-run joins them")
         return {}
     note = f"{len(runs)} files are read as ranks of one run, because {why}; --separate keeps them apart"
     files = tuple(run.files[0] for run in runs)
@@ -287,3 +289,10 @@ def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
         measured |= run.measured
     whole = Run(files, runs[0].options, (note,), runs[0].workers, measured)
     return dict.fromkeys(runs, whole)
+
+
+def _keep_apart(runs: Sequence[Run], why: str, reason: str) -> None:
+    """Note that single files are not joined, though there is a reason to do so (``why``), and the reason against it."""
+    note = f"{len(runs)} files are read as runs of their own, though {why}: {reason}"
+    for run in runs:
+        run.notes = (*run.notes, note)

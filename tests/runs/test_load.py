@@ -17,6 +17,7 @@ from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.present.tables.skew import skew_view
 from ddp_prof.runs.run import timeline_sources
 from tests.ingest.test_nsys_export import known_truth
+from tests.kineto_factory import write_kineto
 from tests.nsys_factory import Capture, Range, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -63,6 +64,14 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(
     runs = load_runs([tmp_path / folder for folder in folders])
     assert [run.label for run in runs] == labels
     assert [run.overlap().label for run in runs] == [run.analysis().label for run in runs] == labels
+
+
+def test_files_that_all_say_to_be_rank_0_are_kept_apart_with_a_word(tmp_path: Path) -> None:
+    """As of launchers that start each rank as the only one of its job."""
+    files = [write_kineto(tmp_path / f"job.rank{rank}.json", known_truth(2), rank=0) for rank in (0, 1)]
+    notes = [run.notes for run in load_runs(files)]
+    assert [len(of_run) for of_run in notes] == [1, 1]
+    assert "their names differ in a rank number only: several of them say that they are rank 0" in notes[0][0]
 
 
 def test_runs_of_one_name_in_a_folder_are_told_apart_by_their_files(tmp_path: Path) -> None:
