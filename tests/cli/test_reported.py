@@ -600,6 +600,16 @@ def test_operators_that_call_collectives_are_no_silence(tmp_path: Path) -> None:
     assert {one["exposed_ns"] for one in rank["steps"]} == {None}
 
 
+def test_idle_time_between_steps_is_not_left_to_a_table_of_idle_time_in_them(tmp_path: Path) -> None:
+    """'kernels shows what it waits for', which said that no device was idle."""
+    trace = write_kineto(tmp_path / "x.json", changed(usual(), lambda _, one: replace(one, name="gemm")))
+    (told,) = json.loads(run("summary", "--format", "json", trace).stdout)["runs"]
+    assert told["idle"].endswith(
+        "12 % of a typical step: mostly from the last work of a step to the first of the next."
+    )
+    assert "no device was idle from the first to the last work" in run("kernels", "--table", "idle", trace).stdout
+
+
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str, tmp_path: Path) -> None:
     """It copies for 80 % of each step; the calls alone are in the file."""

@@ -47,6 +47,7 @@ _LEAST_SHARE = 0.01
 _SHORT = 130
 """Most characters of advice in the short answer: two lines of a terminal, beside the line's label."""
 _SEE_DOCTOR = " (ddp-prof doctor)"
+_BETWEEN = "mostly from the last work of a step to the first of the next"
 _REASONS_OF_IDLE = {
     "launch-bound host": "the host launches work too late",
     "overhead of the profiler": "the profiler itself takes time",
@@ -88,7 +89,14 @@ class SummarizedRun:
         """
         rules = [finding.rule for finding in self.diagnosis.findings]
         reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in rules), None)
-        return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else "")
+        return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else self._idle_between)
+
+    @property
+    def _idle_between(self) -> str:
+        """That devices are mostly idle between the work of two steps, which no table of kernels divides; else empty."""
+        steps = [step for rank in self.result.ranks for step in rank.timed_steps]
+        of_steps = sum(step.length.idle_ns or 0 for step in steps)
+        return _BETWEEN if 2 * sum(step.idle_ns or 0 for step in steps) < of_steps else ""
 
     @property
     def advice(self) -> str | None:
