@@ -228,17 +228,23 @@ def copies_between_devices(**of_copy: Any) -> Capture:
     return job(*steps)
 
 
-def graph_by_node(*, streams: Callable[[int, int], int]) -> Capture:
+def graph_by_node(*, streams: Callable[[int, int], int], steps: int = 5) -> Capture:
     """Each step is a CUDA graph of four nodes; ``streams`` are of a step and a node."""
-    steps = []
-    for index in range(5):
+    found = []
+    for index in range(steps):
         work = tuple(
             (what, start + 10 * (node == 0), end, streams(index, node), 20 if node == 0 else None, MAIN)
             for node, (what, start, end, *_) in enumerate(USUAL)
         )
         one = step(index, work, ())
-        steps.append(replace(one, kernels=[replace(kernel, number=200 + index) for kernel in one.kernels]))
-    return job(*steps)
+        found.append(replace(one, kernels=[replace(kernel, number=200 + index) for kernel in one.kernels]))
+    return job(*found)
+
+
+def lost_node() -> Capture:
+    """Of the graph of the third of six steps, the all-reduce was not recorded."""
+    graphs = graph_by_node(streams=lambda _, node: 20 if node == 2 else 7, steps=6)
+    return replace(graphs, kernels=[one for place, one in enumerate(graphs.kernels) if place != 10])
 
 
 def graph_whole() -> Capture:
@@ -458,6 +464,10 @@ CASES = {
     ),
     "a graph's nodes on lanes": Reported(
         "pytorch#192391", lambda: graph_by_node(streams=lambda _, node: 100002 if node == 2 else 100001), HALF
+    ),
+    "a graph's node lost": Reported(
+        "", lost_node, HALF, 5, says=("step 2 left out: its launches seem to be recorded only in part",),
+        says_not=("steps that communicate",),
     ),
     "a graph recorded whole": Reported(
         "pegainfer#163", graph_whole, (2000, None, None), says=("--cuda-graph-trace=node",),

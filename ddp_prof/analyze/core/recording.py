@@ -16,7 +16,8 @@ A step that launches less, such as a micro-batch without communication, loses no
 may lose the calls, too, for example if its buffer keeps the last ones only. So a step is not complete, either, if no
 launch was recorded in it although other steps launch, or if a part of its launches seems to be lost: it launches
 nothing in a phase in which all other steps launch, or it lies beside a step without launches and has fewer than any
-other, or it is the first or the last one and launches much less than the others, which launch the same.
+other, or it is the first or the last one and launches much less than the others, which launch the same; or if it has
+fewer nodes of CUDA graphs than most steps that launch as much.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
 times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
@@ -208,6 +209,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_silent = _find_silent_steps(trace, process, steps, step_launches)
     is_partial = _find_partial_steps(np.sort(trace.calls.start_ns[mine]), steps, phases, step_launches, is_silent)
     is_partial |= _are_cut_off(step_launches, _count_collectives(trace, process, steps))
+    is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
     launched, early = _count_early_starts(trace, process)
     waits, early_waits = _count_early_waits(trace, process)
     return Recording(
@@ -312,6 +314,28 @@ def _are_cut_off(step_launches: Ints, step_collectives: Ints) -> Mask:
             lacks_some = collectives.min() == collectives.max() > step_collectives[step]
             is_cut[step] = lacks_some or launches.min() == launches.max()
     return is_cut
+
+
+def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
+    """Return which steps lack nodes of CUDA graphs: most steps that launch as much have the same number, and more.
+
+    A launch of a graph has an activity as long as one of its nodes has.
+    """
+    found = np.zeros(len(step_launches), np.bool_)
+    for launches in distinct(step_launches[step_nodes > 0]):
+        rows = np.flatnonzero(step_launches == launches)
+        nodes, times = np.unique(step_nodes[rows], return_counts=True)
+        if times.max() > max(LEAST_ALIKE, len(rows) / 2):
+            found[rows] = step_nodes[rows] < nodes[times.argmax()]
+    return found
+
+
+def _count_nodes(trace: Trace, process: int, steps: Steps) -> Ints:
+    """Return how many activities of calls that launched several, as of a graph, each step has."""
+    call = trace.launching_calls[(trace.activities.process == process) & (trace.launching_calls != UNKNOWN)]
+    nodes = np.bincount(call, minlength=len(trace.calls))
+    call = call[nodes[call] > 1]
+    return _count(steps.index_at(trace.calls.start_ns[call]), len(steps))
 
 
 def _count_collectives(trace: Trace, process: int, steps: Steps) -> Ints:
