@@ -242,6 +242,8 @@ class Outliers:
         exposed_without_ns: Exposed time of the steps that do not stand out.
         overlap_ratio_without: Overlap ratio of these other steps; ``None`` if they do not communicate.
         are_positions: Whether keys are positions, because steps have no numbers, or numbers that repeat.
+        comm_ns: Communication of all steps if the steps stand out by that, and not by exposed time; else ``None``.
+        held_comm_ns: Communication of the steps that stand out; ``None`` as ``comm_ns``.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -250,6 +252,12 @@ class Outliers:
     exposed_without_ns: int
     overlap_ratio_without: float | None
     are_positions: bool = False
+    comm_ns: int | None = None
+    held_comm_ns: int | None = None
+
+
+CHANGES_OVERLAP = 0.05
+"""Steps that stand out by their communication alone are named if the overlap differs by more without them."""
 
 
 def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
@@ -269,8 +277,9 @@ def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
 def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> Outliers | None:
     """Return the steps of a run that stand out by their exposed time; ``None`` if there are none.
 
-    ``steps`` holds for each step of each rank: its key, its own number, its communication time and its exposed time (in
-    ns). Entries without a key belong to no step and are ignored.
+    If none does, steps count that stand out by their communication, such as one in which compute waited, too, if the
+    overlap of the run depends on them. ``steps`` holds for each step of each rank: its key, its own number, its
+    communication time and its exposed time (in ns). Entries without a key belong to no step and are ignored.
     """
     # By key of the step, summed over the ranks; steps that do not communicate do not count.
     exposed: dict[int, int] = {}
@@ -282,16 +291,23 @@ def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> O
             exposed[key] = exposed.get(key, 0) + exposed_ns
             communicated[key] = communicated.get(key, 0) + comm_ns
     keys = find_outlier_keys(exposed)
+    by_comm = not keys
+    keys = keys or find_outlier_keys(communicated)
     if not keys:
         return None
     rest = [key for key in exposed if key not in keys]
     rest_ns, rest_exposed_ns = (sum(of[key] for key in rest) for of in (communicated, exposed))
-    all_exposed_ns = sum(exposed.values())
+    all_exposed_ns, all_ns = sum(exposed.values()), sum(communicated.values())
+    ratio, without = 1 - all_exposed_ns / all_ns, 1 - rest_exposed_ns / rest_ns if rest_ns else None
+    if by_comm and (without is None or abs(ratio - without) <= CHANGES_OVERLAP):
+        return None
     return Outliers(
         steps=tuple((key, exposed[key]) for key in keys),
         exposed_ns=all_exposed_ns,
-        overlap_ratio=1 - all_exposed_ns / sum(communicated.values()),
+        overlap_ratio=ratio,
         exposed_without_ns=rest_exposed_ns,
-        overlap_ratio_without=1 - rest_exposed_ns / rest_ns if rest_ns else None,
+        overlap_ratio_without=without,
         are_positions=are_positions,
+        comm_ns=all_ns if by_comm else None,
+        held_comm_ns=all_ns - rest_ns if by_comm else None,
     )

@@ -359,13 +359,14 @@ def _step_change_text(summary: VariantSummary, base: str = "") -> str:
 
 
 def outliers_text(outliers: Outliers) -> str:
-    """Say which steps hold how much of the exposed time, and the overlap without them."""
+    """Say which steps hold how much of the exposed time or of communication, and the overlap without them."""
     keys = [str(key) for key, _ in outliers.steps]
     one = len(keys) == 1
-    held = milliseconds(sum(ns for _, ns in outliers.steps))
-    whole = milliseconds(outliers.exposed_ns)
+    held, whole, what = sum(ns for _, ns in outliers.steps), outliers.exposed_ns, "exposed"
+    if outliers.held_comm_ns is not None and outliers.comm_ns is not None:
+        held, whole, what = outliers.held_comm_ns, outliers.comm_ns, "of communication"
     which = f"step{'' if one else 's'} {'at position ' if outliers.are_positions else ''}{', '.join(keys)}"
-    text = f"{which} alone hold{'s' if one else ''} {held} of {whole} exposed"
+    text = f"{which} alone hold{'s' if one else ''} {milliseconds(held)} of {milliseconds(whole)} {what}"
     if outliers.overlap_ratio is not None and outliers.overlap_ratio_without is not None:
         without = percent(outliers.overlap_ratio_without)
         text += f": overlap {percent(outliers.overlap_ratio)}, without {'it' if one else 'them'} {without}"
