@@ -180,6 +180,12 @@ def test_profile_all_names_the_sizes_of_models_that_there_are() -> None:
     assert names.split() == list(MODEL_SIZES)
 
 
+def test_the_command_that_makes_shown_output_reaches_every_page_with_some() -> None:
+    (arguments,) = re.findall(r"`python -m cogapp ([^`]*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    reached = {page for word in arguments.split() if word.endswith(".md") for page in HERE.glob(word)}
+    assert {page for page in PAGES if "[[[cog" in page.read_text(encoding="utf-8")} - reached == set()
+
+
 def test_the_readme_is_a_tour() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 170
 
