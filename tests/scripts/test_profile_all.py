@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from ddp_prof.errors import DdpProfError
+from ddp_prof.run_config import RunConfig
 from ddp_prof.variants import VARIANT_NAMES
 from tests.capture.conftest import Machine, is_sleeping, machine  # noqa: F401  # a fixture
 from tests.scripts.conftest import ROOT, Checkout
@@ -26,34 +31,17 @@ esac
 """
 
 
-TURNS = """
-def measure_turns(configs, path, seconds, *, force, progress):
-    with open({calls!r}, "a") as calls:
-        print("turns", *(config.label.replace(" ", "_") for config in configs), seconds, force, file=calls)
-    if seconds == 13:
-        raise profile_all.DdpProfError("too big")
-    if force or not path.exists():
-        path.touch()
-        progress(0)
-    return 3
-profile_all.measure_turns, profile_all.add_captures = measure_turns, lambda path, captures: None
-"""
+def environment_of(machine: Machine) -> dict[str, str]:  # noqa: F811
+    return {**machine.environment, "FIGURES_DIR": str(machine.folder / "figures"), "TURNS_S": "0"}
 
 
 def start(machine: Machine, **settings: str) -> subprocess.Popen[str]:  # noqa: F811
-    """What profile_all.sh starts once the environment is there."""
+    """What profile_all.sh starts once the environment is there, as a process."""
     program = machine.program("ddp-prof", DDP_PROF)
     code = f"import pathlib, profile_all; profile_all.DDP_PROF = pathlib.Path({str(program)!r})\n"
-    code += TURNS.format(calls=str(machine.folder / "calls"))
     return subprocess.Popen(
         [sys.executable, "-c", code + "raise SystemExit(profile_all.main())"],
-        env={
-            **machine.environment,
-            "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}",
-            "FIGURES_DIR": str(machine.folder / "figures"),
-            "TURNS_S": "0",
-            **settings,
-        },
+        env={**environment_of(machine), "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}", **settings},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,10 +50,34 @@ def start(machine: Machine, **settings: str) -> subprocess.Popen[str]:  # noqa: 
 
 
 def run(machine: Machine, **settings: str) -> tuple[int, list[str], list[str]]:  # noqa: F811
-    """The exit code, and the lines on stdout and stderr."""
-    process = start(machine, **settings)
-    said, complaint = process.communicate()
-    return process.returncode, said.splitlines(), complaint.splitlines()
+    """The same in this process: the exit code, and the lines on stdout and stderr."""
+
+    def measure_turns(
+        configs: Sequence[RunConfig], path: Path, seconds: float, *, force: bool, progress: Callable[[int], object]
+    ) -> int:
+        with (machine.folder / "calls").open("a") as calls:
+            print("turns", *(config.label.replace(" ", "_") for config in configs), seconds, force, file=calls)
+        if seconds == 13:
+            raise DdpProfError("too big")
+        if force or not path.exists():
+            path.touch()
+            progress(0)
+        return 3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        profile_all = importlib.import_module("profile_all")
+        patch.setattr(profile_all, "DDP_PROF", machine.program("ddp-prof", DDP_PROF))
+        patch.setattr(profile_all, "measure_turns", measure_turns)
+        patch.setattr(profile_all, "add_captures", lambda path, captures: None)
+        patch.chdir(ROOT)  # it goes there itself
+        for name in list(os.environ):
+            patch.delenv(name)
+        for name, value in {**environment_of(machine), **settings}.items():
+            patch.setenv(name, value)
+        code = profile_all.main()
+    said = machine.capfd.readouterr()
+    return code, said.out.splitlines(), said.err.splitlines()
 
 
 def drawn(machine: Machine) -> int:  # noqa: F811
