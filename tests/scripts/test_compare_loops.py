@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.ddp import loops, test_loops, test_unfinished
-from tests.examples import IS_NIGHTLY
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/compared_with_ddp.md"
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(r"ignore:::torch\.")]
 OURS = "`naive` to `bucketed`"
-DIVIDING = ("`overlap`, `ShardedOptimizer`", "`sharded`")
+DIVIDING = {"`overlap`, `ShardedOptimizer`": "divided", "`sharded`": "sharded"}
 BEGIN, END = "<!-- made by scripts/dev/compare_loops.py -->", "<!-- end -->"
 KEYS = ("naive", "flat", "overlap", "bucketed")
 
@@ -38,28 +38,36 @@ def cells(table: str) -> dict[str, list[str]]:
     return {head: column for head, *column in zip(*told, strict=True)}
 
 
-def test_the_table_in_the_documentation_is_what_the_loops_give(
+@pytest.mark.nightly
+def test_nightly_the_table_in_the_documentation_is_what_the_loops_give(
     compare_loops: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rebuild with ``python scripts/dev/compare_loops.py --write``; a nightly runs torch's columns, too."""
-    page = (ROOT / "docs/compared_with_ddp.md").read_text()
-    shown, every = cells(page), dict(compare_loops.COLUMNS)
-    run = {column: wraps[-1:] for column, wraps in every.items() if IS_NIGHTLY or column in DIVIDING}
-    monkeypatch.setattr(compare_loops, "COLUMNS", run)
+    """Rebuild with ``python scripts/dev/compare_loops.py --write``."""
+    every = {column: wraps[-1:] for column, wraps in compare_loops.COLUMNS.items()}
+    monkeypatch.setattr(compare_loops, "COLUMNS", every)
     monkeypatch.setattr("sys.argv", ["compare_loops.py"])
     assert compare_loops.main() == 0
-    given = capsys.readouterr().out
-    if IS_NIGHTLY:
-        assert given in page
-    assert list(shown) == ["loop", *every]
-    assert cells(given) == {column: shown[column] for column in ("loop", *run)}
-    assert {*shown[OURS]} == {"right"}, "see the next test"
+    assert capsys.readouterr().out in PAGE.read_text()
 
 
-def test_all_variants_of_the_column_of_several_are_right_in_other_tests(compare_loops: Any) -> None:
-    assert [wrap.args[0] for wrap in compare_loops.COLUMNS[OURS]] == [*KEYS]
-    assert [len(wraps) for column, wraps in compare_loops.COLUMNS.items() if column != OURS] == [1] * 5
+def test_our_columns_of_the_table_are_what_the_loops_give(compare_loops: Any) -> None:
+    """What other tests have found to be right is not run again."""
+    shown, columns, rows = cells(PAGE.read_text()), compare_loops.COLUMNS, compare_loops.ROWS
+    assert list(shown) == ["loop", *columns]
+    assert shown["loop"] == [*rows]
+    assert [wrap.args[0] for wrap in columns[OURS]] == [*KEYS]
+    assert [len(wraps) for column, wraps in columns.items() if column != OURS] == [1] * 5
     names = {id(loop): name for each in (loops.LOOPS, test_unfinished.LOOPS) for name, loop in each.items()}
     tried = {*test_loops.runs(), *test_unfinished.RUNS}
-    for row in compare_loops.ROWS.values():
-        assert {(row.world, names[id(row.loop)], key) for key in KEYS} <= tried
+
+    def is_tried(row: str, key: str) -> bool:
+        return (rows[row].world, names[id(rows[row].loop)], key) in tried
+
+    assert all(is_tried(row, key) for row in rows for key in KEYS)
+    assert {*shown[OURS]} == {"right"}
+    for column, key in DIVIDING.items():
+        left, given = [row for row in rows if not is_tried(row, key)], {}
+        for world in {rows[row].world for row in left}:
+            (wrap,) = columns[column]
+            given |= compare_loops.outcomes(wrap, [row for row in left if rows[row].world == world], world)
+        assert dict(zip(rows, shown[column], strict=True)) == {row: given.get(row, "right") for row in rows}
