@@ -134,12 +134,14 @@ def check(
         if not check_logs(logs, of_logs, output):
             click.get_current_context().meta[EXIT_CODE] = 3
         return
-    limits = (min_overlap, max_exposed_ns, max_tail_ns, max_blocking_ns, max_cost_ns)
-    if limits == (None,) * len(limits) and not (baselines or all_ranks):
+    has_limit_of_time = any(limit is not None for limit in (max_exposed_ns, max_tail_ns, max_blocking_ns, max_cost_ns))
+    if min_overlap is None and not (has_limit_of_time or baselines or all_ranks):
         raise click.UsageError(
             "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms, "
             "--max-cost-ms, --all-ranks or --baseline"
         )
+    if percentile != 50 and not has_limit_of_time:
+        raise click.UsageError("--percentile needs a limit in ms: no other requirement is of single steps")
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
     from ddp_prof.present.tables.check import check_view

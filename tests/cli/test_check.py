@@ -193,6 +193,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
     [
         ([], "nothing is required"),
         (["--max-regression", "5%"], "needs a --baseline"),
+        (["--min-overlap", "50%", "--percentile", "90"], "--percentile needs a limit in ms"),
         *(
             (["--min-overlap", text], "is not a share")
             for text in ("80", "-1", "nan", "inf", "1.01", "101%", "x", "%", "")
