@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
@@ -46,6 +48,13 @@ Place = str | tuple[float, float]
 
 AT_REST = Path(__file__).with_name("at_rest.js")
 
+LEFT_BEHIND = """(document.activeElement.blur(), document.querySelector("dialog[open]")?.close(),
+  page.past.length = 0, history.replaceState(null, "", "#"))"""
+"""Takes from a timeline what a visit leaves behind, and its address would not tell."""
+
+_shown: dict[Any, Path] = {}
+"""The file that was opened last, by tab."""
+
 
 @dataclass
 class Visit:
@@ -70,7 +79,12 @@ class Visit:
         assert self.count(".figure .point path")
 
     def open_timeline(self, path: Path, hash_: str = "#step=all") -> None:
-        """Open a page of a timeline, by default on all steps and not on the typical one."""
+        """Open a page of a timeline, by default on all steps and not on the typical one.
+
+        If the last test left it open, it only follows the address, which says all that a reader may have changed.
+        """
+        if _shown.get(self._page) == path.resolve() and self._page.url.partition("#")[0] == path.as_uri() and hash_:
+            self.ask(LEFT_BEHIND)
         self.go(path.as_uri() + hash_)
 
     def open_first_view(self, address: str) -> None:
@@ -87,6 +101,10 @@ class Visit:
         self.go(address)
 
     def go(self, address: str) -> None:
+        file = Path(url2pathname(urlsplit(address).path)).resolve()
+        if _shown.get(self._page) != file:  # another page at this address would be taken for a place on the one there
+            self._page.goto("about:blank")
+            _shown[self._page] = file
         self._do(lambda: self._page.goto(address))
 
     def reload(self) -> None:
@@ -325,6 +343,28 @@ def at_one_address(folder: Path, factory: pytest.TempPathFactory) -> Path:
     return address
 
 
+Write = Callable[[Path], object]
+"""Writes pages into a folder."""
+
+Once = Callable[[Write], Path]
+
+_written: dict[Write, Path] = {}
+
+
+@pytest.fixture
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """The folder of pages that several tests open, written by the first of them; not for a test with ``tmp_path``."""
+
+    def folder_of(write: Write) -> Path:
+        if write not in _written:
+            folder = tmp_path_factory.mktemp("once")
+            write(folder)
+            _written[write] = folder
+        return at_one_address(_written[write], tmp_path_factory)
+
+    return folder_of
+
+
 @pytest.fixture(params=["light"])
 def visit(tab: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
     with visit_in(tab, request.param) as visit:
@@ -333,7 +373,7 @@ def visit(tab: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
 
 @contextmanager
 def visit_in(tab: Any, palette: str = "light") -> Iterator[Visit]:
-    """A visit that begins and ends on an empty page, of the usual size and palette."""
+    """A visit that begins with the usual size and palette."""
     tab.set_viewport_size({"width": 1400, "height": 800})
     tab.emulate_media(color_scheme=palette)
     visit = Visit(tab)
@@ -350,7 +390,6 @@ def visit_in(tab: Any, palette: str = "light") -> Iterator[Visit]:
     finally:
         for event, listener in heard.items():
             tab.remove_listener(event, listener)
-        tab.goto("about:blank")
 
 
 @contextmanager
@@ -367,6 +406,7 @@ def prepared_visit(tab: Any, script: str) -> Iterator[Visit]:
     """A visit to pages of which each finds that this script has run before its own."""
     protocol = tab.context.new_cdp_session(tab)
     protocol.send("Page.enable")
+    tab.goto("about:blank")
     added = protocol.send("Page.addScriptToEvaluateOnNewDocument", {"source": f"{{ {script} }}"})
     try:
         with visit_in(tab) as visit:
@@ -374,6 +414,7 @@ def prepared_visit(tab: Any, script: str) -> Iterator[Visit]:
     finally:
         protocol.send("Page.removeScriptToEvaluateOnNewDocument", added)
         protocol.detach()
+        tab.goto("about:blank")
 
 
 def write_timeline(model: Timeline, path: Path) -> Path:
@@ -384,19 +425,18 @@ def write_timeline(model: Timeline, path: Path) -> Path:
     return path
 
 
+def write_report_of(folder: Path, *files: Path) -> None:
+    """The report of files, of one run, without pictures, which are tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BROWSER_PATH", str(folder / "none"))
+        assert run("report", *files, "--one-run", "-o", folder).exit_code == 0
+
+
+def write_two_ranks(folder: Path) -> None:
+    write_report_of(folder, *(write_capture(folder / f"x.rank{at}.sqlite", rank_capture(at)) for at in (0, 1)))
+
+
 @pytest.fixture
-def report_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes a report of files, of one run, into a folder, without pictures, which are tested elsewhere."""
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
-
-    def write_report(*files: Path) -> Path:
-        assert run("report", *files, "--one-run", "-o", tmp_path).exit_code == 0
-        return tmp_path
-
-    return write_report
-
-
-@pytest.fixture
-def two_ranks(tmp_path: Path, report_of: Callable[..., Path]) -> Path:
-    """The report of a run called x, of two files."""
-    return report_of(*(write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)))
+def two_ranks(once: Once) -> Path:
+    """The report of a run called x, of two files that lie beside it."""
+    return once(write_two_ranks)

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.timeline.build import build_timeline
-from tests.browser.conftest import Visit, write_timeline
-from tests.browser.test_inspecting import details, device_label
-from tests.measuring import source_of
-from tests.present.runs import cpu_run
+from tests.browser.conftest import Once, Visit
+from tests.browser.test_inspecting import details, device_label, write_page
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Path:
-    return write_timeline(build_timeline([source_of("overlap", cpu_run())]), tmp_path / "run.html")
+def page(once: Once) -> Path:
+    return once(write_page) / "run.html"
 
 
 @pytest.mark.parametrize("width", [1400, 1100])
@@ -26,7 +23,7 @@ def test_nothing_moves_when_boxes_are_selected(visit: Visit, page: Path, width: 
     places = ("#timeline", "#whole .band", ".bar button", "#labels *", "#sums")
     before = {place: visit.boxes(place) for place in places}
     labels = [device_label(visit, kind, ns) for kind, ns in (("communication", 10), ("host", 3))]
-    for label in labels * 10:
+    for label in labels * 2:
         visit.click(label)
         assert {place: visit.boxes(place) for place in places} == before
         (pane,) = visit.boxes("#details")

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.ingest.load import load_trace
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Once, Visit
 from tests.browser.test_inspecting import details, device_label, window
-from tests.browser.test_opening import page_of
+from tests.browser.test_opening import page_of, write_page
 from tests.nsys_factory import bucket_steps, write_capture
-from tests.present.timelines import gpu_trace, steps_of
+from tests.present.timelines import gpu_trace
 
 US = 1000
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Path:
+def page(once: Once) -> Path:
     """Kernels `compute a` to `d`, one a step, from 0, 4, 12 and 17 us."""
-    return page_of(tmp_path, steps_of(4, 8, 5, 7))
+    return once(write_page) / "run.html"
 
 
 def found(visit: Visit) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import Trace
-from tests.browser.conftest import Visit, prepared_visit
+from tests.browser.conftest import Once, Visit, prepared_visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 
@@ -53,13 +52,17 @@ def steps_of(*lengths: int) -> Trace:
     return draw_trace(ranges=ranges, launches={"main": launches}, streams={7: streams, 9: network}, character_ns=1000)
 
 
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def write_page(folder: Path) -> None:
     """Two runs on a page that is long to these tests; it opens on step 1, which starts at another time in each."""
-    monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 12_000)
     sources = [source_of("one", steps_of(3000, 2000, 1500, 2500)), source_of("other", steps_of(2700, 2100, 1600, 2400))]
-    write_timeline_page(make_content(build_timeline(sources)), tmp_path / "run.html")
-    return tmp_path / "run.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 12_000)
+        write_timeline(build_timeline(sources), folder / "run.html")
+
+
+@pytest.fixture
+def page(once: Once) -> Path:
+    return once(write_page) / "run.html"
 
 
 @pytest.fixture

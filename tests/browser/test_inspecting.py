@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.present.timeline.build import build_timeline
-from tests.browser.conftest import Visit, write_timeline
+from tests.browser.conftest import Once, Visit, write_timeline
 from tests.measuring import source_of
 from tests.present.runs import cpu_run
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
+def write_page(folder: Path) -> None:
     """Two steps of 20 ns: forward 1 to 5, backward 6 to 12, all-reduce 8 to 12 of bucket 0."""
-    return write_timeline(build_timeline([source_of("overlap", cpu_run())]), tmp_path / "run.html")
+    write_timeline(build_timeline([source_of("overlap", cpu_run())]), folder / "run.html")
+
+
+@pytest.fixture
+def page(once: Once) -> Path:
+    return once(write_page) / "run.html"
 
 
 def device_label(visit: Visit, kind: str, time: float, panel: int = 0) -> tuple[float, float]:

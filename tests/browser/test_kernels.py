@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Visit, write_report_of
 from tests.browser.test_inspecting import details
 from tests.ingest.test_kineto_json import event, gpu_step, write
 
@@ -43,9 +42,7 @@ def test_the_words_above_a_wide_table_end_within_the_page(visit: Visit, two_rank
     assert all(right <= limit for right, limit in edges), edges
 
 
-def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(
-    visit: Visit, tmp_path: Path, report_of: Callable[..., Path]
-) -> None:
+def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(visit: Visit, tmp_path: Path) -> None:
     """A longer name that holds it is not meant."""
     more = [
         event("cuda_runtime", "cudaLaunchKernel", ts, "1", tid=2, correlation=number)
@@ -59,8 +56,9 @@ def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(
         more.append(
             event("kernel", name, ts, "2", tid=7, device=0, stream=7, correlation=number, grid=grid, block=[32, 1, 1])
         )
-    pages = report_of(write(tmp_path / "x.json", [*gpu_step(), *more], distributedInfo={"rank": 1, "world_size": 2}))
-    visit.go((pages / "x-kernels.html").as_uri())
+    rank = {"rank": 1, "world_size": 2}
+    write_report_of(tmp_path, write(tmp_path / "x.json", [*gpu_step(), *more], distributedInfo=rank))
+    visit.go((tmp_path / "x-kernels.html").as_uri())
     visit.click("tr:has-text('grid 2x1x1') a:text-is('gemm')")
     known = details(visit)
     assert (known["grid"], known["start"]) == ("2x1x1", "61.0 µs on the axis")

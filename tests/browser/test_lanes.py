@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.trace import Trace
-from tests.browser.conftest import Visit, prepared_visit, write_timeline
+from tests.browser.conftest import Once, Visit, prepared_visit, write_timeline
 from tests.browser.test_inspecting import details, device_label
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 from tests.present.timelines import gpu_trace
 
+FEW_LANES = {"streams": {7: "aa..bb"}}
+
+
+def write_pages(folder: Path) -> None:
+    write_timeline(build_timeline([source_of("run", gpu_trace())]), folder / "run.html")
+    write_timeline(build_timeline([source_of("run", draw_trace(**FEW_LANES))]), folder / "two-lanes.html")
+
 
 @pytest.fixture
-def page(tmp_path: Path) -> Path:
-    return write_timeline(build_timeline([source_of("run", gpu_trace())]), tmp_path / "run.html")
+def page(once: Once) -> Path:
+    return once(write_pages) / "run.html"
 
 
 def select(visit: Visit, kind: str, time: float) -> dict[str, str]:
@@ -133,18 +139,15 @@ class TestFolding:
         assert visit.ask("page.rows.filter(({ kind, seen }) => kind === 'ranges' && seen).length") >= 3
 
 
-FEW_LANES = {"streams": {7: "aa..bb"}}
-
-
-@pytest.mark.parametrize("height", [700, 900, 1080])
-@pytest.mark.parametrize("trace", [gpu_trace(), draw_trace(**FEW_LANES)], ids=["many lanes", "two lanes"])
-def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, trace: Trace, height: int, tmp_path: Path) -> None:
-    write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
-    visit.resize(1400, height)
-    visit.open_timeline(tmp_path / "run.html")
-    (bottom,) = (box["bottom"] for box in visit.boxes(".below"))
-    assert 0.8 * height <= bottom <= 1.05 * height
-    assert visit.ask("page.element._fullLayout._size.h") == pytest.approx(visit.ask("page.arrangement.height"), abs=1)
+@pytest.mark.parametrize("name", ["run", "two-lanes"])
+def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, name: str, page: Path) -> None:
+    visit.open_timeline(page.with_stem(name))
+    for height in (700, 900, 1080):
+        visit.resize(1400, height)
+        (bottom,) = (box["bottom"] for box in visit.boxes(".below"))
+        assert 0.8 * height <= bottom <= 1.05 * height
+        drawn = visit.ask("page.element._fullLayout._size.h")
+        assert drawn == pytest.approx(visit.ask("page.arrangement.height"), abs=1)
 
 
 SLOW = """const kept = DecompressionStream;
@@ -160,11 +163,9 @@ def test_what_the_address_asks_for_is_kept_however_long_reading_takes(tab: Any, 
         assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
 
 
-def test_the_bar_begins_at_the_left_edge_with_steps_and_without(visit: Visit, page: Path, tmp_path: Path) -> None:
-    without = tmp_path / "without.html"
-    write_timeline(build_timeline([source_of("run", draw_trace(**FEW_LANES))]), without)
+def test_the_bar_begins_at_the_left_edge_with_steps_and_without(visit: Visit, page: Path) -> None:
     lefts = set()
-    for path in (page, without):
+    for path in (page, page.with_stem("two-lanes")):
         visit.open_timeline(path)
         lefts.add(min(box["left"] for box in visit.boxes(".bar button") if box["width"]))
         assert visit.boxes("h1")[0]["left"] in lefts

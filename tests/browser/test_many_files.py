@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from ddp_prof.ingest import ReadOptions
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.timeline.build import build_timeline
 from tests.analyze.collectives.test_straggler import rank_capture
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Once, Visit, write_report_of, write_timeline
+from tests.measuring import source_of
 from tests.nsys_factory import write_capture
 
 FOREIGN = Path(__file__).parents[3] / "shared" / "traces"
 UNET = FOREIGN / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
 
 
+def write_eight(folder: Path) -> None:
+    write_report_of(folder, *(write_capture(folder / f"x.rank{at}.sqlite", rank_capture(at, 8)) for at in range(8)))
+
+
 @pytest.fixture
-def eight(tmp_path: Path, report_of: Callable[..., Path]) -> Path:
+def eight(once: Once) -> Path:
     """The report of eight ranks in eight files, of which rank 1 is late."""
-    return report_of(*(write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank, 8)) for rank in range(8)))
+    return once(write_eight)
 
 
 def test_each_rank_is_one_bar_and_the_late_one_is_first_and_marked(visit: Visit, eight: Path) -> None:
@@ -41,13 +48,13 @@ def test_each_rank_is_one_bar_and_the_late_one_is_first_and_marked(visit: Visit,
     assert visit.complaints == []
 
 
-@pytest.mark.parametrize(("width", "pitch"), [(1400, 24), (390, 65)])
-def test_a_rank_more_takes_a_line_more(visit: Visit, eight: Path, width: int, pitch: int) -> None:
+def test_a_rank_more_takes_a_line_more(visit: Visit, eight: Path) -> None:
     """So that 64 ranks are two screens; a row of them took 91 pixels."""
-    visit.resize(width, 500)
     visit.open_timeline(eight / "x.html")
-    tops = [rank["top"] for rank in visit.boxes("#labels .rank")]
-    assert [below - above for above, below in pairwise(tops[1:])] == [pitch] * 6
+    for width, pitch in ((1400, 24), (390, 65)):
+        visit.resize(width, 500)
+        tops = [rank["top"] for rank in visit.boxes("#labels .rank")]
+        assert [below - above for above, below in pairwise(tops[1:])] == [pitch] * 6
 
 
 def test_a_low_bar_says_its_length_on_the_same_line(visit: Visit, eight: Path) -> None:
@@ -85,11 +92,10 @@ def test_the_index_has_one_bar_per_rank(visit: Visit, eight: Path) -> None:
 
 
 @pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
-def test_e_reaches_the_tail_of_a_real_step_in_three_presses(visit: Visit, report_of: Callable[..., Path]) -> None:
+def test_e_reaches_the_tail_of_a_real_step_in_three_presses(visit: Visit, tmp_path: Path) -> None:
     """It was sixty presses away, behind slivers of a microsecond."""
-    pages = report_of(UNET)
-    (page,) = [one for one in pages.glob("*.html") if "unet" in one.name and "-" not in one.stem]
-    visit.open_timeline(page, "")
+    timeline = build_timeline([source_of("unet", load_trace(UNET, ReadOptions(with_launches=True)))])
+    visit.open_timeline(write_timeline(timeline, tmp_path / "run.html"), "")
     ends = []
     for _ in range(3):
         visit.press("e")

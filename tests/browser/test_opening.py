@@ -8,7 +8,7 @@ import pytest
 
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import Trace
-from tests.browser.conftest import Visit, write_timeline
+from tests.browser.conftest import Once, Visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 from tests.present.timelines import steps_of
@@ -23,9 +23,13 @@ def window(visit: Visit) -> list[float]:
     return [round(ns / 1000, 1) for ns in visit.ask("[page.view.from, page.view.to]")]
 
 
+def write_page(folder: Path) -> None:
+    page_of(folder, steps_of(4, 8, 5, 7))
+
+
 @pytest.fixture
-def page(tmp_path: Path) -> Path:
-    return page_of(tmp_path, steps_of(4, 8, 5, 7))
+def page(once: Once) -> Path:
+    return once(write_page) / "run.html"
 
 
 def test_it_opens_on_the_step_of_median_length_and_leads_to_all_of_it(visit: Visit, page: Path) -> None:

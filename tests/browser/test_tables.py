@@ -6,21 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.html.report import write_report
-from ddp_prof.runs import load_runs
-from ddp_prof.runs.pages import report_runs
-from ddp_prof.runs.report import LoadOptions
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Once, Visit, write_report_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 KERNELS = 10
 
 
-@pytest.fixture
-def page(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit:
+def write_kernels(folder: Path) -> None:
     """The kernels of a run of ten: kernel n runs n times for 10 * (n + 1) us; only the last one runs beside a
     collective often enough for a slowdown."""
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
     capture, at = Capture(ranges=[Range("step_0", 0, 90_000_000, 1)]), 1_000
     for number in range(KERNELS):
         for _ in range(number + 1):
@@ -34,10 +28,12 @@ def page(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit
         ):
             capture.kernels.append(kernel)
         at += 201_000
-    options = LoadOptions(with_launches=True, to_draw=True)
-    runs = load_runs([write_capture(tmp_path / "run.sqlite", capture)], options)
-    write_report(report_runs(runs), tmp_path)
-    visit.go((tmp_path / "run-kernels.html").as_uri())
+    write_report_of(folder, write_capture(folder / "run.sqlite", capture))
+
+
+@pytest.fixture
+def page(visit: Visit, once: Once) -> Visit:
+    visit.go((once(write_kernels) / "run-kernels.html").as_uri())
     return visit
 
 

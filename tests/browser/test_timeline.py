@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.html.timeline_page import make_content, write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import Source, Timeline
-from tests.browser.conftest import Visit, new_visit, write_timeline
+from tests.browser.conftest import Once, Visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run
@@ -52,27 +51,27 @@ def write_alone(model: Timeline, folder: Path) -> Path:
     return folder / "timeline.html"
 
 
-@pytest.fixture(scope="module")
-def busy_source() -> Source:
-    return busy_run()
-
-
-@pytest.fixture(scope="module")
-def opened(chromium: Any, busy_source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
-    """A page of many boxes, opened once."""
-    with new_visit(chromium) as visit:
-        visit.open_timeline(write(build_timeline([busy_source]), tmp_path_factory.mktemp("busy")))
-        yield visit
+def write_busy(folder: Path) -> None:
+    write(build_timeline([busy_run()]), folder)
 
 
 @pytest.fixture
-def busy(opened: Visit) -> Iterator[Visit]:
-    """The same, seen as a whole, without a search."""
-    opened.fill("#search", "")
-    opened.blur("#search")
-    opened.ask("page.showAll()")
-    yield opened
-    assert opened.complaints == []
+def busy(visit: Visit, once: Once) -> Iterator[Visit]:
+    """A page of many boxes, seen as a whole."""
+    visit.open_timeline(once(write_busy) / "timeline.html")
+    visit.ask("page.showAll()")
+    yield visit
+    assert visit.complaints == []
+
+
+def write_hostile(folder: Path) -> None:
+    write(build_timeline([gpu_run()]), folder)
+
+
+@pytest.fixture
+def hostile(visit: Visit, once: Once) -> Visit:
+    visit.open_timeline(once(write_hostile) / "timeline.html")
+    return visit
 
 
 class TestDrawing:
@@ -85,6 +84,12 @@ class TestDrawing:
         assert "device: cpu" in visit.text()
         assert visit.complaints == []
         assert visit.requests == [page.as_uri()]
+        visit.ask(
+            """document.body.append(Object.assign(document.createElement("script"),
+                { textContent: "document.title = 'owned'" }))"""
+        )
+        assert visit.title != "owned", "no script but ours could run"
+        assert any("Content Security Policy" in complaint for complaint in visit.complaints)
 
     def test_boxes_show_one_by_one_where_there_is_room(self, busy: Visit) -> None:
         individual = """page.drawn.filter(({ row }) => row.kind === "compute").map(({ boxes, cells }) =>
@@ -97,10 +102,9 @@ class TestDrawing:
         busy.show(1_001_000, 1_005_000)
         assert "gemm" in busy.texts("#timeline text")
 
-    def test_more_than_may_be_drawn_is_merged_more_coarsely(
-        self, visit: Visit, tmp_path: Path, busy_source: Source
-    ) -> None:
-        visit.open_timeline(write(build_timeline([busy_source] * 6), tmp_path), "#step=all&lanes=")
+    @pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_shown.py
+    def test_more_than_may_be_drawn_is_merged_more_coarsely(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline([busy_run()] * 6), tmp_path), "#step=all&lanes=")
         assert visit.ask("page.boxes") <= 20_000
         assert visit.ask("page.columnWidth > 1.5 * page.pixel")
 
@@ -140,10 +144,10 @@ class TestDrawing:
         assert crossing == []
 
     def test_a_long_page_whose_first_window_is_long_too_is_drawn_when_it_is_read(
-        self, visit: Visit, tmp_path: Path, busy_source: Source, monkeypatch: pytest.MonkeyPatch
+        self, visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 10)
-        visit.open_timeline(write(build_timeline([busy_source]), tmp_path))
+        visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
         assert visit.ask("performance.getEntriesByName('first view').length") == 0
         assert visit.ask("page.drawn.length") > 0
         assert visit.complaints == []
@@ -188,8 +192,8 @@ class TestSums:
 class TestWhole:
     """A capture of warm-up, two steps of epoch 0 and one of epoch 1, and what follows the last one."""
 
-    @pytest.fixture
-    def page(self, visit: Visit, tmp_path: Path) -> Visit:
+    @staticmethod
+    def write(folder: Path) -> None:
         trace = draw_trace(
             ranges=[
                 ("step|index=0|warmup=1", "####................"),
@@ -200,7 +204,11 @@ class TestWhole:
             launches={"main": "a...bBc.d..........."},
             streams={7: "aa..bb..cc..dd......", 9: ".....BBB............", 11: "................000."},
         )
-        visit.open_timeline(write(build_timeline([source_of("run", trace)]), tmp_path))
+        write(build_timeline([source_of("run", trace)]), folder)
+
+    @pytest.fixture
+    def page(self, visit: Visit, once: Once) -> Visit:
+        visit.open_timeline(once(self.write) / "timeline.html")
         return visit
 
     def test_all_steps_are_the_measured_ones_and_the_rest_is_held(self, page: Visit) -> None:
@@ -293,8 +301,8 @@ class TestSearch:
 
 
 class TestHostileNames:
-    def test_names_appear_as_text_and_no_script_of_theirs_runs(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
+    def test_names_appear_as_text_and_no_script_of_theirs_runs(self, hostile: Visit) -> None:
+        visit = hostile
         assert '<img src=x onerror=alert(1)> & "run" \N{FIRE}' in visit.text()
         boxes = visit.ask("""page.rows.filter(({ kind }) => kind === "compute").flatMap(({ tracks, top, bottom }) =>
             tracks.flatMap((track) => [...track.start.slice(0, track.length)].map((start) =>
@@ -313,19 +321,10 @@ class TestHostileNames:
         assert visit.count("img") == 0
         assert visit.complaints == []
 
-    def test_what_is_searched_is_text(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
+    def test_what_is_searched_is_text(self, hostile: Visit) -> None:
+        visit = hostile
         visit.fill("#search", "<script>document")
         assert visit.text("#found") == "1 found"
         visit.press("Enter")
         assert "<script>document" in "".join(visit.texts("#timeline text"))
         assert visit.complaints == []
-
-    def test_no_script_but_ours_could_run(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write_alone(build_timeline([gpu_run()]), tmp_path))
-        visit.ask(
-            """document.body.append(Object.assign(document.createElement("script"),
-                { textContent: "document.title = 'owned'" }))"""
-        )
-        assert visit.title != "owned"
-        assert any("Content Security Policy" in complaint for complaint in visit.complaints)

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.timeline.build import build_timeline
-from tests.browser.conftest import Visit, write_timeline
+from tests.browser.conftest import Once, Visit, write_timeline
 from tests.browser.test_inspecting import details, device_label
 from tests.measuring import source_of
 from tests.nsys_factory import NCCL, US, Capture, Kernel, bucket_steps, write_capture
@@ -19,10 +19,14 @@ def page_of(tmp_path: Path, capture: Capture, product: str = "2023.4") -> Path:
     return write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
+def write_page(folder: Path) -> None:
     """The first and the third step stand still for 10 us, the second one not at all."""
-    return page_of(tmp_path, bucket_steps(20, 4, 20))
+    page_of(folder, bucket_steps(20, 4, 20))
+
+
+@pytest.fixture
+def page(once: Once) -> Path:
+    return once(write_page) / "run.html"
 
 
 def arrows(visit: Visit) -> list[list[float]]:

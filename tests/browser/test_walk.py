@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import Visit, new_visit
+from tests.browser.conftest import Visit, write_report_of
 from tests.browser.test_inspecting import device_label, window
 from tests.nsys_factory import NCCL, US, bucket_steps, write_capture
 
@@ -25,10 +24,10 @@ def seen(visit: Visit) -> dict[str, Any]:
 
 
 def test_from_the_index_to_the_worst_stretch_its_kernel_launch_and_consumer_and_back(
-    visit: Visit, chromium: Any, tmp_path: Path, report_of: Callable[..., Path]
+    visit: Visit, tmp_path: Path
 ) -> None:
-    pages = report_of(write_capture(tmp_path / "x.sqlite", bucket_steps(4, 20, 4), "2023.4"))
-    visit.go((pages / "index.html").as_uri())
+    write_report_of(tmp_path, write_capture(tmp_path / "x.sqlite", bucket_steps(4, 20, 4), "2023.4"))
+    visit.go((tmp_path / "index.html").as_uri())
     visit.click("role=link[name='show me the worst stretch']")
     title = "#details h2"
     assert visit.text(title) == "waiting for communication"
@@ -67,8 +66,7 @@ def test_from_the_index_to_the_worst_stretch_its_kernel_launch_and_consumer_and_
         assert visit.is_at(f"*lanes=stream+7*{at}=*")
         addresses[visit.url] = seen(visit)
     assert visit.complaints == []
-    with new_visit(chromium) as other:
-        for address, here in addresses.items():
-            other.open_anew(address)
-            assert seen(other) == here
-        assert other.complaints == []
+    for address, here in addresses.items():
+        visit.open_anew(address)
+        assert seen(visit) == here
+    assert visit.complaints == []

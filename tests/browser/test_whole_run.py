@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.present import theme
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Once, Visit
 from tests.browser.test_opening import page_of, window
 from tests.drawing import draw_trace
 from tests.present.timelines import steps_of
@@ -16,8 +16,7 @@ from tests.present.timelines import steps_of
 US = 1000
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
+def write_page(folder: Path) -> None:
     """Of 40 us: compute until 10, overlapped until 20, exposed until 30, compute until 40."""
     trace = draw_trace(
         ranges=[(f"step|index={at}", "." * 10 * at + "#" * 10) for at in range(4)],
@@ -25,7 +24,12 @@ def page(tmp_path: Path) -> Path:
         streams={7: "a" * 10 + "b" * 10 + "." * 10 + "c" * 10, 9: "." * 10 + "A" * 20},
         character_ns=US,
     )
-    return page_of(tmp_path, trace)
+    page_of(folder, trace)
+
+
+@pytest.fixture
+def page(once: Once) -> Path:
+    return once(write_page) / "run.html"
 
 
 def seen_on_band(visit: Visit, band: int = 0) -> list[float]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Visit, write_report_of
 from tests.browser.test_inspecting import details, device_label
 from tests.command_line import csv_rows
 from tests.ingest.test_kineto_json import gpu_step, write
@@ -55,28 +52,26 @@ def test_a_click_on_the_chart_leads_to_the_collective(visit: Visit, two_ranks: P
     assert visit.complaints == []
 
 
-def test_of_a_kineto_trace_too(visit: Visit, tmp_path: Path, report_of: Callable[..., Path]) -> None:
-    pages = report_of(write(tmp_path / "x.json", gpu_step(), distributedInfo={"rank": 1, "world_size": 2}))
-    visit.open(pages / "x-why.html")
+def test_of_a_kineto_trace_too(visit: Visit, tmp_path: Path) -> None:
+    write_report_of(tmp_path, write(tmp_path / "x.json", gpu_step(), distributedInfo={"rank": 1, "world_size": 2}))
+    visit.open(tmp_path / "x-why.html")
     visit.click("#pair tbody a")
     assert details(visit)["duration"] == "10.0 µs (10,000 ns)"
     assert details(visit)["step"] == "3"
 
 
-@pytest.mark.parametrize(("width", "is_beside"), [(1400, True), (390, False)])
-def test_the_table_stands_beside_the_chart_where_there_is_room(
-    visit: Visit, two_ranks: Path, width: int, *, is_beside: bool
-) -> None:
-    visit.resize(width, 844)
+def test_the_table_stands_beside_the_chart_where_there_is_room(visit: Visit, two_ranks: Path) -> None:
     visit.open(two_ranks / "x-why.html")
-    (chart,), (table,) = (visit.boxes(f"#pair {selector}") for selector in (".chart", "table"))
-    assert (table["left"] >= chart["right"], table["top"] >= chart["bottom"]) == (is_beside, not is_beside)
-    assert visit.ask("document.documentElement.scrollWidth") == width
+    for width, is_beside in ((1400, True), (390, False)):
+        visit.resize(width, 844)
+        (chart,), (table,) = (visit.boxes(f"#pair {selector}") for selector in (".chart", "table"))
+        assert (table["left"] >= chart["right"], table["top"] >= chart["bottom"]) == (is_beside, not is_beside)
+        assert visit.ask("document.documentElement.scrollWidth") == width
 
 
-def test_a_step_is_as_long_on_every_page_as_in_tables(visit: Visit, two_ranks: Path, tmp_path: Path) -> None:
+def test_a_step_is_as_long_on_every_page_as_in_tables(visit: Visit, two_ranks: Path) -> None:
     """The host runs ahead: its range lasts 8 ms of the 50 that the step takes on the device."""
-    files = sorted(tmp_path.glob("x.rank*.sqlite"))
+    files = sorted(two_ranks.glob("x.rank*.sqlite"))
     steps = csv_rows("overlap", "--steps", *files)
     (row, other) = ({**row} for row in steps if row["step"] == "3")
     low, high = sorted(f"{float(each['step_ms']):.1f} ms" for each in (row, other))
