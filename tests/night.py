@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 from tests.examples import IS_NIGHTLY
 
@@ -21,3 +24,16 @@ def is_left_to_the_night(markers: Iterable[str], expression: str, is_nightly: bo
     """Whether a test with these markers is not collected; ``expression``: what was given by ``-m``."""
     asked = {*re.findall(r"\w+", expression), *(["nightly"] if is_nightly else [])}
     return not OF_THE_NIGHT.intersection(markers) <= asked
+
+
+LARGEST_CAPTURE = "nsys2026_2_two_processes_h100"
+
+
+def but_the_largest(captures: Iterable[Any]) -> list[Any]:
+    """Captures, or their names, to call a test with, of which the gate leaves the largest to the night.
+
+    It alone takes as long as all others. What it alone holds, two processes in one report, tests draw by themselves,
+    and its figures are held against those of an independent program in every gate.
+    """
+    by_night = pytest.mark.nightly
+    return [pytest.param(one, marks=by_night) if LARGEST_CAPTURE in str(one) else one for one in captures]

@@ -10,6 +10,7 @@ import pytest
 
 from ddp_prof.cli import COMMANDS
 from tests.command_line import run
+from tests.examples import IS_NIGHTLY
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 MS = 1_000_000
@@ -62,13 +63,20 @@ WRITING = [
 ]
 
 
-@pytest.fixture(params=[*CAPTURES, "kineto"])
+NAMES = [*CAPTURES, "kineto"]
+
+
+@pytest.fixture(params=NAMES)
 def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "kineto":
-        path = tmp_path / "empty.json"
+    return written(request.param, tmp_path)
+
+
+def written(name: str, folder: Path) -> Path:
+    if name == "kineto":
+        path = folder / "empty.json"
         path.write_text(json.dumps(KINETO))
         return path
-    return write_capture(tmp_path / "empty.sqlite", CAPTURES[request.param])
+    return write_capture(folder / "empty.sqlite", CAPTURES[name])
 
 
 def answer(*arguments: str | Path) -> str:
@@ -95,11 +103,21 @@ def test_every_command_is_tried() -> None:
     }
 
 
-@pytest.mark.parametrize("form", ["table", pytest.param("json", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("command", READING, ids=" ".join)
+PRINTED = [
+    pytest.param(
+        command, form, name, id=f"{name}-{' '.join(command)}-{form}", marks=[] if asked else pytest.mark.nightly
+    )
+    for row, command in enumerate(READING)
+    for column, name in enumerate(NAMES)
+    for form, asked in (("table", (row + column) % 2 == 0), ("json", (row + column) % 2 == 1))
+]
+"""Each command on each trace: in the gate in one form, another one for the next trace and for the next command."""
+
+
+@pytest.mark.parametrize(("command", "form", "name"), PRINTED)
 @pytest.mark.slow
-def test_commands_that_print(command: list[str], form: str, trace: Path) -> None:
-    said = answer(*command, "--format", form, trace)
+def test_commands_that_print(command: list[str], form: str, name: str, tmp_path: Path) -> None:
+    said = answer(*command, "--format", form, written(name, tmp_path))
     assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", said), "what is unknown is said to be unknown"
 
 
@@ -111,7 +129,7 @@ def test_commands_that_write(command: list[str], trace: Path, tmp_path: Path, mo
     answer(*command, trace)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.browser
 def test_a_report_of_all_has_their_pictures(tmp_path: Path) -> None:
     """All by one browser, which takes more time to start than to draw."""
@@ -124,9 +142,12 @@ def test_a_report_of_all_has_their_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_at_once(trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_two_at_once(name: str, tmp_path: Path) -> None:
+    trace = written(name, tmp_path)
     (tmp_path / "more").mkdir()
     other = write_capture(tmp_path / "more" / "empty.sqlite", Capture())
-    for command in READING[:-2]:
+    reading = READING[:-2]
+    for command in reading if IS_NIGHTLY else reading[NAMES.index(name) % 2 :: 2]:
         answer(*command, trace, other)
     answer("check", "--max-regression", "0.1", "--baseline", other, trace)

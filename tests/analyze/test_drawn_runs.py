@@ -64,7 +64,7 @@ def _kinds_of_recording(trace: Trace) -> Iterator[str]:
             yield "an overlong kernel"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # of what is drawn, not of the package
 def test_each_kind_of_damage_is_drawn() -> None:
     """Draws of one seed resemble each other, and depend on the modules that are loaded: a kind may be missing there."""
     drawn: Counter[str] = Counter()

@@ -244,7 +244,7 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert done.stderr == "Error: this needs the MCP SDK, version 2 or later: pip install 'mcp>=2'\n"
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_it_ends_when_it_is_told_to(number: signal.Signals | None) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([PROGRAM, *SERVER["args"]], stdin=pipe, stdout=pipe, stderr=pipe) as server:
@@ -331,7 +331,7 @@ def test_a_process_that_is_being_started_ends_with_the_server(monkeypatch: pytes
     assert (answers._process, started[0].exitcode) == (None, -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
 def test_a_server_that_is_busy_ends_at_once(number: signal.Signals, endless: Path, tmp_path: Path) -> None:
     """Its answer is under way for ever; the process that looks for it goes with the server."""
     arguments = {"traces": [str(endless)], "step_range": NESTED}

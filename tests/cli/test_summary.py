@@ -355,19 +355,28 @@ def test_the_answer_comes_first_and_no_path_twice() -> None:
     assert sum(str(trace) in line for line in lines) == 1, "the next command"
 
 
-def captures() -> list[list[Path]]:
+ALIKE = {"bucketed_100mb", "bucketed_1mb", "flat", "overlap", "sharded", "torch", "torch_gradient_as_bucket_view"}
+"""Variants beside which another one that was recorded in the same way is asked in every gate."""
+
+
+def captures() -> list[Any]:
     """The files of each run that lies in the repository, or in the shared folder of foreign captures."""
     runs: dict[str, list[Path]] = {}
     for file in sorted([*TRACES.rglob("*.sqlite"), *TRACES.rglob("*.json.gz"), *FOREIGN.glob("*.*")]):
         if file.name.endswith((".sqlite", ".json.gz")):
             runs.setdefault(re.sub(r"rank\d+", "rank", str(file)), []).append(file)
-    return list(runs.values())
+    night = [pytest.mark.nightly]
+    is_alike = [files[0].is_relative_to(TRACES) and files[0].name.split(".")[0] in ALIKE for files in runs.values()]
+    return [
+        pytest.param(files, id=files[0].name, marks=night if by_night else [])
+        for files, by_night in zip(runs.values(), is_alike, strict=True)
+    ]
 
 
 _ORDER = ("missing", "idle", "gain", "change", "cause", "step", "comm", "notes", "read", "next")
 
 
-@pytest.mark.parametrize("files", captures(), ids=lambda files: Path(files[0]).name)
+@pytest.mark.parametrize("files", captures())
 @each_read_once()
 @pytest.mark.slow
 def test_the_answer_about_any_capture_is_twelve_lines(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

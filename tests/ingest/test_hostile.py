@@ -589,7 +589,7 @@ COMMANDS = {
 }
 
 
-FEW = ("overlap", "timeline")
+FEW = ("overlap", "export")
 """The commands that read what can be read: one the least of a capture, one the most."""
 BY_EVERY_COMMAND = {
     *("nothing there", "a name with an escape sequence", "text", "a header and zeros", "words for times"),

@@ -16,6 +16,7 @@ import pytest
 import ddp_prof
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.variants.waterfall import PartChange, compare_before_after
+from tests.night import but_the_largest
 from tests.runs.test_pickles import FOREIGN
 
 TABLES = [f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")]
@@ -76,7 +77,7 @@ def found_by(run: ddp_prof.Run) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", but_the_largest(CAPTURES), ids=lambda path: path.name)
 def test_clocks_that_disagree_are_noticed_in_any_capture(path: Path, tmp_path: Path) -> None:
     (sound,), (shifted,) = ddp_prof.load_runs(path), ddp_prof.load_runs(shift(path, tmp_path, -140 * MS))
     assert not any(rank.clocks_disagree for rank in sound.overlap().ranks)

@@ -85,7 +85,7 @@ def test_processes_make_the_same_pages_to_the_byte(
     assert [name for name in alone if alone[name] != together[name]] == []
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_run_whose_pages_cannot_be_made_is_named_and_has_no_links(
     captures: list[Path], tmp_path: Path, jobs: int
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_run_whose_pages_cannot_be_made_is_named_and_has_no_links(
     assert "run2.html" in index
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_strict_fails_where_they_cannot(captures: list[Path], tmp_path: Path, jobs: int) -> None:
     with pytest.raises(TraceError, match="neither a report") as failed:
         write_report(loaded(captures, jobs=jobs), tmp_path / "report", captures[1])

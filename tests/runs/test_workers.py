@@ -29,9 +29,9 @@ def reports(tmp_path: Path) -> list[Path]:
     return [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(RANKS)]
 
 
-COMMANDS = [("overlap", "--format", "json"), ("collectives", "--format", "json"), ("info", "--format", "json")]
+COMMANDS = [("overlap", "--format", "json"), ("collectives", "--format", "json")]
 if IS_NIGHTLY:  # what is printed of the same measures
-    COMMANDS += [("overlap", "--steps"), ("skew", "--format", "json"), ("compare", "--format", "json")]
+    COMMANDS += [(name, "--format", "json") for name in ("info", "skew", "compare")] + [("overlap", "--steps")]
 
 
 @pytest.mark.slow
@@ -177,7 +177,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGINT]
+)
 def test_workers_end_with_their_parent(reports: list[Path], tmp_path: Path, how: signal.Signals) -> None:
     script = tmp_path / "read.py"
     script.write_text(SLOW_READER)
