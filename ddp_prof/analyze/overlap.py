@@ -126,8 +126,7 @@ def _compute_ns(of: RankSource) -> int:
     """Return how long the rank computes, without compute of steps that were not recorded completely."""
     if of.rank.beside is None:
         return of.compute.length_ns
-    own = of.rank.select_category(Category.COMPUTE)
-    return union(own.start_ns, own.end_ns).length_ns
+    return of.rank.events.union_of(Category.COMPUTE).length_ns
 
 
 def _dependencies(of: RankSource) -> DependencyCoverage:

@@ -309,6 +309,11 @@ class Events(Table):
     launch_ns: Ints
     launcher: Ints
 
+    def union_of(self, category: Category) -> Intervals:
+        """Return when any event of this category ran."""
+        rows = np.flatnonzero(self.category == category)
+        return union(self.start_ns[rows], self.end_ns[rows])
+
 
 def device_events(
     trace: Trace, process: int, steps: Steps, phases: Phases, launchers: frozenset[int], computing: frozenset[int]

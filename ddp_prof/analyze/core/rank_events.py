@@ -165,10 +165,10 @@ class RankEvents(Brief):
         Compute and copies of incomplete steps count, too, because they ran beside the communication of other steps.
         """
         if category not in self._unions:
-            events = select(self.events, self.events.category == category)
+            found = self.events.union_of(category)
             if self.beside is not None and category != Category.COMMUNICATION:
-                events = concatenate(events, select(self.beside, self.beside.category == category))
-            self._unions[category] = union(events.start_ns, events.end_ns)
+                found |= self.beside.union_of(category)
+            self._unions[category] = found
         return self._unions[category]
 
     @cached_property
