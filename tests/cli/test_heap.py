@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddp_prof.cli.options import share_one_heap
@@ -32,6 +34,16 @@ def test_what_the_user_chose_for_arrow_stays(given: str | None, used: str, monke
         monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", given)
     share_one_heap()
     assert os.environ["ARROW_DEFAULT_MEMORY_POOL"] == used
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_the_memory_of_a_large_array_serves_the_next_one() -> None:
+    """Else the system clears 48 MB for each, page by page."""
+    share_one_heap()
+    np.ones(6_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(6_000_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
