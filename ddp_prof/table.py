@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from ddp_prof.growing_column import Ints as Ints
+from ddp_prof.growing_column import in_order, in_parts, joined
+
 Mask = NDArray[np.bool_]
 _MOST_FLAGS = 1 << 20
-"""Values that span less than this are numbered by a table of flags and not by sorting; see :func:`_codes`."""
+"""Values that span less than this are numbered, or translated, by a table and not by sorting; see :func:`_codes`."""
 _MOST_FLAGS_PER_ROW = 16
 """With more flags than this for each row, the table takes longer than sorting."""
+_PART = 1 << 16
+"""Rows of a column that are looked at at once, so that intermediate results stay in the processor's cache."""
 _FIRST_PART = 1 << 14
 """Rows that are looked at first when the first rows of few values are looked for."""
 UNKNOWN = -1
@@ -80,19 +84,34 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     """Return a table of the chosen rows, given as a mask or as row numbers; the table itself if a mask chooses all."""
     if rows.dtype == np.bool_ and rows.all():
         return table
-    chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    chosen: Ints = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
     columns = {}
     for name in column_names(type(table)):
         column = getattr(table, name)
         # A column with a stride of 0 holds one value for all rows and takes no memory; it stays such a column.
         is_constant = len(column) and not column.strides[0]
-        columns[name] = np.broadcast_to(column[0], len(chosen)) if is_constant else column[chosen]
+        columns[name] = np.broadcast_to(column[0], len(chosen)) if is_constant else _take(column, chosen)
     return type(table)(**columns)
+
+
+def _take(column: NDArray[Any], rows: Ints) -> NDArray[Any]:
+    """Return the column's value at each of the rows; a long column of integers goes to a file."""
+    return in_order(column, rows) if column.dtype == np.int64 else column[rows]
+
+
+def row_numbers(rows: int) -> Ints:
+    """Return 0, 1, 2, ... as a column; if it is long, in a file."""
+    return in_parts(rows, lambda part: np.arange(part.start, part.stop))
 
 
 def rows_of(chosen: Mask) -> Ints | slice:
     """Return the numbers of the chosen rows; if all are chosen, a slice of all, with which indexing copies nothing."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
+def constant_column(value: int, rows: int) -> Ints:
+    """Return a read-only column in which all rows have one value: a view with stride 0, which takes no memory."""
+    return np.broadcast_to(np.int64(value), rows)
 
 
 def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
@@ -101,6 +120,41 @@ def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
         return np.full_like(rows, missing)
     found = column[rows]
     found[rows == UNKNOWN] = missing
+    return found
+
+
+def translate(column: Ints, number_of: Callable[[int], int]) -> Ints:
+    """Return a column with each value replaced by the result of ``number_of``; if it is long, in a file.
+
+    The function is called once for each distinct value, in ascending order.
+    """
+    values = distinct(column)
+    numbers = np.array([number_of(value) for value in values], np.int64)
+    if len(values) == 1:
+        return np.broadcast_to(numbers[0], len(column))
+    if not values or values[-1] - values[0] >= _MOST_FLAGS:
+        return in_parts(len(column), lambda rows: numbers[np.searchsorted(values, column[rows])])
+    table = np.zeros(values[-1] - values[0] + 1, np.int64)
+    table[np.array(values) - values[0]] = numbers
+    return in_parts(len(column), lambda rows: table[column[rows] - values[0]])
+
+
+def take_in_parts(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
+    """Return what :func:`.take_or_unknown` returns; if it is long, in a file."""
+    return in_parts(len(rows), lambda part: take_or_unknown(column, rows[part], missing))
+
+
+def parts_of(rows: int) -> Iterator[slice]:
+    """Yield slices of so few rows that intermediate results of these stay in the processor's cache."""
+    for at in range(0, rows, _PART):
+        yield slice(at, min(rows, at + _PART))
+
+
+def is_in(column: Ints, values: Collection[int] | Ints) -> Mask:
+    """Return for each row of a long column whether it is one of a few values, as ``np.isin`` does."""
+    chosen, found = np.fromiter(values, np.int64, len(values)), np.zeros(len(column), np.bool_)
+    for rows in parts_of(len(column) if len(chosen) else 0):
+        found[rows] = np.isin(column[rows], chosen)
     return found
 
 
@@ -170,9 +224,12 @@ def distinct(column: Ints) -> list[int]:
     low, high = _range(column)
     if low == high:
         return [low]
-    if high - low > 1 << 24:  # counting each number in between would take too much memory
+    if high - low > 1 << 24:  # a flag for each number in between would take too much memory
         return [int(value) for value in np.unique(column)]
-    return [low + row for row in np.flatnonzero(np.bincount(column - low)).tolist()]
+    seen = np.zeros(high - low + 1, np.bool_)
+    for rows in parts_of(len(column)):
+        seen[column[rows] - low] = True
+    return [low + row for row in np.flatnonzero(seen).tolist()]
 
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
@@ -259,7 +316,7 @@ def _compact(codes: Ints, values: int) -> tuple[Ints, int]:
     seen[codes] = True
     if seen.all():
         return codes, values
-    return (np.cumsum(seen) - 1)[codes], int(np.count_nonzero(seen))
+    return in_order(np.cumsum(seen) - 1, codes), int(np.count_nonzero(seen))
 
 
 def count_before(group: Ints) -> Ints:
@@ -274,15 +331,17 @@ def count_before(group: Ints) -> Ints:
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """Return a table with the rows of all tables, in this order."""
     tables = (first, *others)
-    return type(first)(*(_joined([getattr(t, name) for t in tables]) for name in column_names(type(first))))
+    return type(first)(*(concatenate_columns([getattr(t, name) for t in tables]) for name in column_names(type(first))))
 
 
-def _joined(parts: Sequence[Ints]) -> Ints:
+def concatenate_columns(parts: Sequence[Ints]) -> Ints:
     """Concatenate columns; if each holds one value for all rows, and all the same, the result takes no memory."""
     some = [part for part in parts if len(part)]
+    if len(some) == 1:
+        return some[0]
     if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
         return np.broadcast_to(some[0][0], sum(map(len, some)))
-    return np.concatenate(parts)
+    return joined(parts) if parts[0].dtype == np.int64 else np.concatenate(parts)
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
@@ -291,7 +350,7 @@ def empty(kind: type[AnyTable]) -> AnyTable:
 
 def fill(kind: type[AnyTable], rows: int, /, **columns: Ints) -> AnyTable:
     """Return a table with these columns; all others hold ``UNKNOWN`` and take no memory."""
-    unknown = np.broadcast_to(np.int64(UNKNOWN), rows)
+    unknown = constant_column(UNKNOWN, rows)
     return kind(**{name: columns.get(name, unknown) for name in column_names(kind)})
 
 
@@ -313,14 +372,17 @@ class Sequences:
         if self._span * (int(group.max(initial=0)) + 2) >= 1 << 63:
             raise ValueError("places are too far apart")
         key = self._key(group, place)
-        self.order = np.argsort(key, kind="stable")
+        is_sorted = bool(np.all(key[1:] >= key[:-1]))
+        self.order = row_numbers(len(key)) if is_sorted else np.argsort(key, kind="stable")
         """The row numbers, sorted by group, then by place."""
-        self._keys = key[self.order]
+        self._keys = key if is_sorted else key[self.order]
         self._group = group
 
     def _key(self, group: Ints, place: Ints) -> Ints:
         """Return the keys; a place before or after all rows of the index is clipped to just before or after them."""
-        key: Ints = group * self._span + np.clip(place - self._low + 1, 0, self._span - 1)
+        key: Ints = place - (self._low - 1)
+        np.clip(key, 0, self._span - 1, out=key)
+        key += group * self._span
         return key
 
     def last_before(self, group: Ints, place: Ints) -> Ints:

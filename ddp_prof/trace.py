@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
+from ddp_prof.growing_column import in_parts
 from ddp_prof.manifest import Manifest
 
 # Users of traces also need these names of tables.
 from ddp_prof.table import NO_TIME as NO_TIME
 from ddp_prof.table import UNKNOWN as UNKNOWN
-from ddp_prof.table import Brief, rows_of
+from ddp_prof.table import Brief, constant_column, rows_of
 from ddp_prof.table import Ints as Ints
 from ddp_prof.table import Mask as Mask
 from ddp_prof.table import Table as Table
@@ -386,7 +387,7 @@ def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
 
     If a runtime call and the driver call within it have the same number, the runtime call counts.
     """
-    row, is_one_of_several = np.full(len(activities), UNKNOWN, np.int64), np.zeros(len(activities), np.bool_)
+    row, is_one_of_several = constant_column(UNKNOWN, len(activities)), np.zeros(len(activities), np.bool_)
     for process in distinct(activities.process):
         asked, offered = rows_of(activities.process == process), rows_of(calls.process == process)
         keys, wanted = calls.correlation[offered], activities.correlation[asked]
@@ -394,16 +395,38 @@ def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
             continue
         order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")  # None: sorted already
         ordered = keys if order is None else keys[order]
+        several = None
         if np.all(ordered[1:] != ordered[:-1]):  # no number is used twice, so a binary search finds the call
-            at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
-            found = np.where(ordered[at] == wanted, at if order is None else order[at], UNKNOWN)
+            found = in_parts(len(wanted), partial(_search, ordered, order, wanted))
         else:
             times = calls.start_ns[offered], activities.start_ns[asked]
-            found, is_one_of_several[asked] = _last_before(keys, calls.lane[offered], wanted, *times)
-        found[wanted == UNKNOWN] = UNKNOWN
+            found, several = _last_before(keys, calls.lane[offered], wanted, *times)
+            found[wanted == UNKNOWN] = UNKNOWN
         # Positions among the process's calls become rows of all calls. UNKNOWN is -1: it selects the appended UNKNOWN.
-        row[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
+        found = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
+        if isinstance(asked, slice):  # all activities are of one process, as usual: nothing is copied
+            row = found
+        else:
+            row = row if row.strides[0] else row.copy()
+            row[asked] = found
+        if several is not None:
+            is_one_of_several[asked] = several
     return row, is_one_of_several & (row != UNKNOWN)
+
+
+def _search(ordered: Ints, order: Ints | None, wanted: Ints, rows: slice) -> Ints:
+    """Return the positions of some wanted values; ``UNKNOWN`` for those that are not found, and for ``UNKNOWN``.
+
+    Args:
+        ordered: Different values in ascending order.
+        order: Their positions; ``None`` if these are 0, 1, 2, ...
+        wanted: The wanted values.
+        rows: Which of them are looked for.
+    """
+    values = wanted[rows]
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    is_found = (ordered[at] == values) & (values != UNKNOWN)
+    return np.where(is_found, at if order is None else order[at], UNKNOWN)
 
 
 def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_ns: Ints) -> tuple[Ints, Mask]:

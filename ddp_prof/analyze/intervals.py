@@ -8,15 +8,14 @@ a - b    ###........###
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from ddp_prof.growing_column import in_order, in_parts
 from ddp_prof.trace import UNKNOWN, Ints, Mask
-
-_BLOCK = 1 << 16
-"""Number of intervals that are processed at once, so that intermediate results fit into the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +83,18 @@ class Intervals:
 
         The intervals may be in any order and overlap; an end must not be before its start.
         """
-        found = np.empty(len(start_ns), np.int64)
-        for first in range(0, len(start_ns), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            start, end = start_ns[block], end_ns[block]
+
+        def covered(rows: slice) -> Ints:
+            start, end = start_ns[rows], end_ns[rows]
             begun = np.searchsorted(self.start_ns, start, side="right")
             # The second search is only needed if an interval of the set begins within [start, end), which few do.
             more = begun < len(self)
             more[more] = end[more] > self.start_ns[begun[more]]
             begun_by_end = begun.copy()
             begun_by_end[more] = np.searchsorted(self.start_ns, end[more], side="right")
-            found[block] = self._length_before(end, begun_by_end) - self._length_before(start, begun)
-        return found
+            return self._length_before(end, begun_by_end) - self._length_before(start, begun)
+
+        return in_parts(len(start_ns), covered)
 
     @cached_property
     def _length_by_begun(self) -> Ints:
@@ -175,7 +174,7 @@ def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     reach = np.maximum.accumulate(end)
     first = np.flatnonzero(np.concatenate([[True], start[1:] > reach[:-1]]))
     last = np.append(first[1:], len(rows)) - 1
-    return start[first], reach[last], first, rows
+    return in_order(start, first), in_order(reach, last), first, rows
 
 
 def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
@@ -187,16 +186,30 @@ def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
                   ...111......
         innermost 000111000000..  and UNKNOWN after the end
     """
+    find = innermost_of(start_ns, end_ns)
+    return in_parts(len(time_ns), lambda rows: find(time_ns[rows]))
+
+
+def innermost_of(start_ns: Ints, end_ns: Ints) -> Callable[[Ints], Ints]:
+    """Return the function that finds the innermost of these ranges at some times, see :func:`innermost`."""
     if not len(start_ns):
-        return np.full(len(time_ns), UNKNOWN, np.int64)
+        return lambda time_ns: np.full(len(time_ns), UNKNOWN, np.int64)
     if np.all(end_ns[:-1] <= start_ns[1:]) and np.all(start_ns <= end_ns):  # one after the other, as steps are
-        begun = np.searchsorted(start_ns, time_ns, side="right") - 1  # UNKNOWN before the first range
-        return np.where(time_ns < end_ns[begun], begun, UNKNOWN)
+
+        def find_in_row(time_ns: Ints) -> Ints:
+            begun = np.searchsorted(start_ns, time_ns, side="right") - 1  # UNKNOWN before the first range
+            return np.where(time_ns < end_ns[begun], begun, UNKNOWN)
+
+        return find_in_row
     edges = np.sort(np.concatenate([start_ns, end_ns]))
     # `owner` is the innermost range between two neighbouring edges; its first and last element are outside of all.
     owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
     first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1
     for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first; inner ones overwrite them
         owner[first[row] : last[row]] = row
-    holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
-    return holder
+
+    def find(time_ns: Ints) -> Ints:
+        holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
+        return holder
+
+    return find

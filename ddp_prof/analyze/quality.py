@@ -17,6 +17,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import BARRIER, operation_of
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.table import is_in
 from ddp_prof.trace import UNKNOWN, Category, Kind, Mask, Trace, distinct, distinct_rows, select
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
@@ -196,7 +197,7 @@ def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
 
 def hides_work(rank: RankEvents) -> bool:
     """Return whether the rank has activities of unknown content: CUDA graphs recorded whole, or unnamed kernels."""
-    return bool(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
+    return bool(is_in(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
 
 
 def hides_graphs(rank: RankEvents) -> bool:
@@ -480,10 +481,13 @@ def _count_launches(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[Counter[
     launches, lost = Counter[int](), Counter[int]()
     working = set(distinct(trace.activities.process))
     steps = {rank.process: rank.including_warmup for rank in ranks if rank.has_steps}
+    recordings = {rank.process: rank.recording for rank in ranks}
     for process in distinct(trace.calls.process):
-        without, is_launch = find_lost_launches(trace, process)
-        launches[process] = int(is_launch.sum())
-        at = trace.calls.start_ns[without]
+        if process in recordings:
+            launches[process], at = recordings[process].launches, recordings[process].lost_ns
+        else:
+            without, is_launch = find_lost_launches(trace, process)
+            launches[process], at = int(is_launch.sum()), trace.calls.start_ns[without]
         counts = np.ones(len(at), np.bool_)
         if process in steps and process in working:
             counts = steps[process].steps.index_at(at) == UNKNOWN

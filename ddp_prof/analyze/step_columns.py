@@ -95,8 +95,8 @@ class StepEvents:
     def standstill(self) -> Standstill:
         return _measure_standstill(self)
 
-    def count_events(self, rows: Mask) -> Ints:
-        """Return how many of the events in ``rows``, a mask of events launched in steps, each step launched."""
+    def count_events(self, rows: Mask | Ints) -> Ints:
+        """Return how many of the events in ``rows``, all of them launched in steps, each step launched."""
         return np.bincount(self.rank.events.step[rows], minlength=self.count)
 
     def in_communication_ns(self, of: Intervals) -> Ints:
@@ -106,8 +106,9 @@ class StepEvents:
 
 
 def _in_backward(steps: StepEvents) -> Ints:
-    is_of_backward = np.isin(steps.rank.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
-    return steps.count_events(steps.is_launched & steps.rank.is_collective & is_of_backward)
+    rows = np.flatnonzero(steps.is_launched & steps.rank.is_collective)
+    rows = rows[np.isin(steps.rank.events.phase[rows], (BACKWARD_PHASE, SYNCHRONIZE_PHASE))]
+    return steps.count_events(rows)
 
 
 def _backward_overlapped_ns(steps: StepEvents) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.growing_column import in_parts
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.manifest import MOST_RANKS
 from ddp_prof.range_names import PROCESS, parse_ranges
@@ -360,10 +361,20 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
         UNKNOWN if UNKNOWN in row else names.intern("grid {}x{}x{} block {}x{}x{}".format(*row))
         for row in used.tolist()
     ]
-    others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
+    of_shape = np.array(index, np.int64)
+
+    def of_kernels(value: Callable[[slice], Ints]) -> Ints:
+        """Return a column with these values of the kernels, and ``UNKNOWN`` for the activities that follow them."""
+
+        def compute(rows: slice) -> Ints:
+            found = value(rows)
+            return np.append(found, np.full(rows.stop - rows.start - len(found), UNKNOWN))
+
+        return in_parts(len(trace.activities), compute)
+
     return replace(
         trace,
         names=tuple(names),
-        shape_id=np.concatenate([np.array(index, np.int64)[which], others]),
-        registers=np.concatenate([registers, others]),
+        shape_id=of_kernels(lambda rows: of_shape[which[rows]]),
+        registers=of_kernels(lambda rows: registers[rows]),
     )

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.growing_column import GrowingColumn
-from ddp_prof.table import UNKNOWN, Ints
+from ddp_prof.growing_column import GrowingColumn
+from ddp_prof.table import UNKNOWN, Ints, constant_column
 
 Read = TypeVar("Read")
 
@@ -215,11 +215,6 @@ class ExportTables(ABC):
     def check_not_stopped(self) -> None:
         if self._is_stopped:
             raise TraceError(self.path, "reading it was stopped", HINT)
-
-
-def constant_column(value: int, rows: int) -> Ints:
-    """Return a read-only column in which all rows have one value: a view with stride 0, which takes no memory."""
-    return np.broadcast_to(np.int64(value), rows)
 
 
 def integer_array(column: Any) -> Ints:

@@ -17,7 +17,7 @@ import numpy as np
 from ddp_prof.communication import LIBRARIES, MOST_NAMES
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.export_tables import ExportTables
-from ddp_prof.table import UNKNOWN, Ints, distinct_rows
+from ddp_prof.table import UNKNOWN, Ints, translate
 from ddp_prof.trace import Category, SyncKind
 
 MOST_LETTERS = 4096
@@ -60,9 +60,12 @@ class NameTable(dict[str, int]):
             strings: The strings of the export by id.
             shorten: Is applied to each string before it is added.
         """
-        first, which = distinct_rows(string_ids)
-        texts = [shorten(strings.get(value, "")) for value in string_ids[first].tolist()]
-        return np.array([self.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
+
+        def number_of(string_id: int) -> int:
+            text = shorten(strings.get(string_id, ""))
+            return self.intern(text) if text else UNKNOWN
+
+        return translate(string_ids, number_of)
 
 
 def read_strings(file: ExportTables) -> dict[int, str]:

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.growing_column import in_order, in_parts
 from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.call_order import infer_waits
-from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns, constant_column
-from ddp_prof.ingest.growing_column import in_order
+from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns
 from ddp_prof.ingest.names import NameTable, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, read_rows
 from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
-from ddp_prof.table import UNKNOWN, Ints, Mask, are_repeated, distinct, rows_of, select
+from ddp_prof.table import UNKNOWN, Ints, Mask, are_repeated, constant_column, distinct, rows_of, select, translate
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -173,7 +173,7 @@ def _build(
     tid = calls["globalTid"]
     # If activities have no process and all calls are of one process, it is that of the activities, too.
     if np.all(columns["globalPid"] == UNKNOWN) and len(tid) and int(tid.min()) >> 24 == int(tid.max()) >> 24:
-        columns["globalPid"] = np.full_like(columns["globalPid"], tid[0])
+        columns["globalPid"] = constant_column(int(tid[0]), len(columns["globalPid"]))
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
     within_device, within_one = _mark_copies(activities, copies)
@@ -181,7 +181,7 @@ def _build(
     if options.with_launches:
         name_id = names.intern_ids(calls[CALL_NAME], strings, partial(_CALL_VERSION.sub, ""))
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
-        call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
+        call_details = CallDetails(_ends(calls["start"], calls["end"]), name_id)
     waits = synchronizations.result()
     facts = _read_facts(file, activities, strings)
     # Rows without a start are left out of the trace.
@@ -203,7 +203,7 @@ def _build(
     repeated = sum(int((rows & again[table]).sum()) for table, rows in has_start.items()) + calls_again
     collectives_again = int((activities.category[again["activities"]] == Category.COMMUNICATION).sum())
     # nsys export --ts-normalize=true adds the start of the session to all times.
-    is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
+    is_utc = enrich.are_utc(start_ns[rows_of(has_start[table])] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
     trace = Trace(
         path=file.path,
@@ -211,7 +211,7 @@ def _build(
         names=tuple(names),
         activities=select(activities, counts["activities"]),
         spans=select(spans, counts["ranges"]),
-        calls=select(Calls(calls["start"], _process_ids(tid), tid & 0xFFFFFF, calls["correlationId"]), counts["calls"]),
+        calls=select(Calls(calls["start"], _process_ids(tid), _threads(tid), calls["correlationId"]), counts["calls"]),
         synchronizations=waits.calls,
         sync_source=waits.source,
         sync_reason=waits.reason,
@@ -229,7 +229,7 @@ def _build(
     )
     kernels = rows_of(counts["activities"][: len(next(iter(launches.values()), ()))])
     beside = _Beside(
-        kinds=_kinds_of_calls(calls[CALL_NAME], strings)[counts["calls"]],
+        kinds=_kinds_of_calls(calls[CALL_NAME], strings)[rows_of(counts["calls"])],
         within_device=within_device[counts["activities"]],
         within_one=within_one[counts["activities"]],
         events=waits.events,
@@ -289,7 +289,21 @@ def _require_export(file: ExportTables) -> None:
 def _process_ids(global_id: Ints) -> Ints:
     """Return the process in each global id; if all are of one process, the usual case, the column takes no memory."""
     low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
-    return constant_column(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
+    if low == high:
+        return constant_column(low & 0xFFFFFF, len(global_id))
+    return in_parts(len(global_id), lambda rows: (global_id[rows] >> 24) & 0xFFFFFF)
+
+
+def _threads(global_id: Ints) -> Ints:
+    """Return the thread in each global id."""
+    return in_parts(len(global_id), lambda rows: global_id[rows] & 0xFFFFFF)
+
+
+def _ends(start: Ints, end: Ints) -> Ints:
+    """Return the ends, each at least its start."""
+    if np.all(end >= start):  # as usual: nothing is copied
+        return end
+    return in_parts(len(end), lambda rows: np.maximum(start[rows], end[rows]))
 
 
 def _find_synchronizations(
@@ -333,14 +347,16 @@ def _activity_columns(
         file.require(table, "start", "end")
         more = {COPIES: of_copies, KERNELS: _OF_LAUNCHES if with_launches else ()}.get(table, ())
         for batch in file.batches(table, (*ACTIVITY_COLUMNS, name, *more)):
-            gathered.add({**batch, "name": batch[name], "kind": constant_column(kind, len(batch[name]))})
+            rows = len(batch[name])
+            named = batch[name] if kind is Kind.KERNEL else constant_column(UNKNOWN, rows)
+            gathered.add({**batch, "name": named, "kind": constant_column(kind, rows)})
             if more:
                 (copies if table == COPIES else launches).add(batch)
     return gathered.columns(), copies.columns(), launches.columns()
 
 
 def _kernel_names(file: ExportTables, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
-    """Return the index in ``names`` of each activity's name, ``UNKNOWN`` if it has none or is no kernel.
+    """Return the index in ``names`` of each kernel's name, ``UNKNOWN`` if it has none; of others it means nothing.
 
     Args:
         file: The export. A name that is missing there is taken from one of the columns with shorter names.
@@ -349,10 +365,10 @@ def _kernel_names(file: ExportTables, columns: dict[str, Ints], strings: Mapping
         names: Table to which the names are added.
     """
     name_id = names.intern_ids(columns["name"], strings)
-    name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
     for other in ("shortName", "mangledName"):
         unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
         if len(unnamed) and file.has_columns(KERNELS, other):
+            name_id = name_id.copy()
             name_id[unnamed] = names.intern_ids(file.read_integers(KERNELS, (other,))[other][unnamed], strings)
     return name_id
 
@@ -362,25 +378,33 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
 
     Args:
         columns: Columns of all activities.
-        name_id: Index of each kernel's name, which is changed: other activities get a name here.
+        name_id: Index of each kernel's name; other activities get a name here.
         names: Table of names.
         comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
     """
     kind, pid, numbers = columns["kind"], columns["globalPid"], columns["correlationId"]
-    category = kernel_categories(names, comm_patterns)[name_id]
+    of_kernels = kernel_categories(names, comm_patterns)
     # Activities that are no kernels: their kind tells the name and the category.
+    name_of, category_of = np.full((2, max(Kind) + 1), UNKNOWN, np.int64)
+    for other in set(distinct(kind)) - {Kind.KERNEL}:
+        category_of[other] = Category.OTHER if other == Kind.GRAPH else Category.MEMORY
     for other, name in _UNNAMED.items():
-        rows = kind == other
-        if rows.any():
-            name_id[rows] = names.intern(name)
-        category[rows] = Category.OTHER if other is Kind.GRAPH else Category.MEMORY
+        name_of[other] = names.intern(name) if category_of[other] != UNKNOWN else UNKNOWN
+
+    category = in_parts(
+        len(kind),
+        lambda rows: np.where(kind[rows] == Kind.KERNEL, of_kernels[name_id[rows]], category_of[kind[rows]]),
+    )
+    names_of_all = in_parts(
+        len(kind), lambda rows: np.where(kind[rows] == Kind.KERNEL, name_id[rows], name_of[kind[rows]])
+    )
     return Activities(
         start_ns=columns["start"],
-        end_ns=np.maximum(columns["start"], columns["end"]),
+        end_ns=_ends(columns["start"], columns["end"]),
         process=np.where(pid == UNKNOWN, UNKNOWN, _process_ids(pid)) if UNKNOWN in pid else _process_ids(pid),
         device=columns["deviceId"],
         lane=columns["streamId"],
-        name_id=names.fill_unknown(name_id, enrich.UNNAMED_KERNEL),
+        name_id=names.fill_unknown(names_of_all, enrich.UNNAMED_KERNEL),
         kind=kind,
         category=category,
         correlation=np.where(numbers == 0, UNKNOWN, numbers) if 0 in numbers else numbers,  # CUPTI counts from 1
@@ -442,10 +466,8 @@ def ids_of_calls(strings: Mapping[int, str]) -> dict[enrich.CallKind, list[int]]
 
 def _kinds_of_calls(name_id: Ints, strings: Mapping[int, str]) -> Ints:
     """Return the :class:`.CallKind` of each call by the id of its name among the strings of the export."""
-    kinds = np.zeros(len(name_id), np.int64)
-    for kind, ids in ids_of_calls(strings).items():
-        kinds[np.isin(name_id, ids)] = kind
-    return kinds
+    kind_of = {number: int(kind) for kind, ids in ids_of_calls(strings).items() for number in ids}
+    return translate(name_id, lambda number: kind_of.get(number, int(enrich.CallKind.OTHER)))
 
 
 def _range_rows(file: ExportTables) -> tuple[dict[str, Ints], tuple[str, ...]]:
@@ -491,17 +513,31 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, 
         names: Table to which the names are added.
     """
     start, end, tid = column["start"], column["end"], column["globalTid"]
-    inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN is -1: the last element
-    name_id = np.where(inline == UNKNOWN, names.intern_ids(column["textId"], strings), inline)
+    inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)  # UNKNOWN is -1: the last element
+    name_id = of_table = names.intern_ids(column["textId"], strings)
+    if texts:
+        name_id = in_parts(
+            len(start),
+            lambda rows: np.where(column[_TEXT][rows] == UNKNOWN, of_table[rows], inline[column[_TEXT][rows]]),
+        )
+
+    def is_open(rows: slice) -> Ints:
+        """Return 1 for the ranges that did not end.
+
+        Releases write NULL, 0 or -1 as their end. A range opened before recording may start below 0.
+        """
+        begun, ended = start[rows], end[rows]
+        found: Mask = (ended < begun) | ((begun < 0) & ((ended == 0) | (ended == UNKNOWN)))
+        return found.astype(np.int64)
+
     return Spans(
         start_ns=start,
-        end_ns=np.maximum(start, end),
+        end_ns=_ends(start, end),
         process=_process_ids(tid),
-        lane=tid & 0xFFFFFF,
+        lane=_threads(tid),
         name_id=names.fill_unknown(name_id, enrich.UNNAMED_RANGE),
-        is_start_end=(column["eventType"] == _START_END).astype(np.int64),
-        # Releases write NULL, 0 or -1 for a range that did not end. A range opened before recording may start below 0.
-        is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
+        is_start_end=in_parts(len(start), lambda rows: (column["eventType"][rows] == _START_END).astype(np.int64)),
+        is_open=in_parts(len(start), is_open),
     )
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddp_prof.ingest.export_tables import ExportTables, constant_column
+from ddp_prof.ingest.export_tables import ExportTables
 from ddp_prof.ingest.names import ORDERING_CALLS
 from ddp_prof.table import (
     NO_TIME,
@@ -30,6 +30,7 @@ from ddp_prof.table import (
     Mask,
     Sequences,
     begins_run,
+    constant_column,
     count_before,
     fill,
     positions,

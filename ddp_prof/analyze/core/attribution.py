@@ -15,6 +15,7 @@ import numpy as np
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.communication import ALL_REDUCE, OPERATIONS, operation_of
+from ddp_prof.growing_column import in_parts
 from ddp_prof.range_names import (
     BACKWARD,
     BUCKETS,
@@ -27,7 +28,7 @@ from ddp_prof.range_names import (
     parse_range,
     parse_ranges,
 )
-from ddp_prof.table import fill, positions
+from ddp_prof.table import fill, is_in, positions, row_numbers, rows_of, take_in_parts
 from ddp_prof.trace import (
     AUTOGRAD,
     NO_TIME,
@@ -328,16 +329,18 @@ def device_events(
     - ``computing``: The threads that launch compute.
     """
     mine = trace.activities.process == process
-    activities, call = select(trace.activities, mine), trace.launching_calls[mine]
-    launch_ns = take_or_unknown(trace.calls.start_ns, call, NO_TIME)
-    launcher = take_or_unknown(trace.calls.lane, call)
+    own = rows_of(mine)
+    activities, call = select(trace.activities, mine), trace.launching_calls[own]
+    launch_ns = take_in_parts(trace.calls.start_ns, call, NO_TIME)
+    launcher = take_in_parts(trace.calls.lane, call)
     # The phase whose range was open at the launch, on any thread; if no range marks backward, by the launching thread.
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
         autograd = _autograd_threads(trace, process, steps, launchers, computing)
-        by_autograd = np.isin(launcher, autograd)
+        by_autograd = is_in(launcher, autograd)
         in_hook = select(phases, np.isin(phases.lane, autograd)).kind_at(launch_ns) == OPTIMIZER_PHASE
-        phase[by_autograd & ~in_hook] = BACKWARD_PHASE
+        found, is_backward = phase, by_autograd & ~in_hook
+        phase = in_parts(len(found), lambda rows: np.where(is_backward[rows], BACKWARD_PHASE, found[rows]))
         backward = "inferred" if by_autograd.any() else "none"
     events = Events(
         start_ns=activities.start_ns,
@@ -346,7 +349,7 @@ def device_events(
         category=activities.category,
         step=steps.index_at(launch_ns),
         phase=phase,
-        activity=np.flatnonzero(mine),
+        activity=row_numbers(len(mine)) if isinstance(own, slice) else own,
         launch_ns=launch_ns,
         launcher=launcher,
     )

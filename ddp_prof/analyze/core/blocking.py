@@ -24,7 +24,21 @@ from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, empty, positions, select, take_or_unknown
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    Table,
+    begins_run,
+    distinct,
+    empty,
+    is_in,
+    parts_of,
+    positions,
+    select,
+    take_or_unknown,
+)
 from ddp_prof.trace import Category, Trace
 
 HELD_BY = ("collective", "operation before", "launch", "other wait")
@@ -83,8 +97,9 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     end_ns, is_collective = activities.end_ns, activities.category == Category.COMMUNICATION
     computes = np.zeros(int(stream.max(initial=0)) + 1, np.bool_)
     computes[stream[is_mine & (activities.category == Category.COMPUTE)]] = True
-    rows = dependencies.in_order[is_mine[dependencies.in_order]]
-    rows = rows[computes[stream[rows]]]
+    rows = dependencies.in_order
+    chosen = [rows[part][is_mine[rows[part]] & computes[stream[rows[part]]]] for part in parts_of(len(rows))]
+    rows = np.concatenate([rows[:0], *chosen])
 
     # What an operation waits for is counted for its consumer: the operation itself or, if it is a collective, the next
     # operation on its stream that is none. `consumer_of` and `nth` hold indices into `consumers`.
@@ -93,8 +108,10 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     at = np.cumsum(can_consume) - can_consume
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
     has_one = at < len(consumers)
-    has_one[has_one] = stream[consumers[at[has_one]]] == stream[rows[has_one]]
-    consumer_of[rows[has_one]] = at[has_one]
+    for part in parts_of(len(rows)):
+        row, nth, found = rows[part], at[part], has_one[part]
+        found[found] = stream[consumers[nth[found]]] == stream[row[found]]
+        consumer_of[row[found]] = nth[found]
 
     # Pairs of a consumer (`nth`) and an operation that it needs (`needed`): from edges, and from collectives on its own
     # stream. `last_ns` is the end of the last collective of each consumer, `other_ns` that of its other operations.
@@ -245,8 +262,8 @@ def device_blocking(
     process, device = (column[is_mine][:1] for column in (trace.activities.process, trace.activities.device))
     waits = dependencies.is_wait & (calls.process == process)
     if np.any((trace.activities.process == process) & ~is_mine):
-        own_streams = np.unique(dependencies.stream[is_mine])
-        waits &= (calls.device == device) | np.isin(dependencies.call_stream, own_streams)
+        own_streams = distinct(dependencies.stream[is_mine])
+        waits &= (calls.device == device) | is_in(dependencies.call_stream, own_streams)
     # Waits of which it is not known what they waited for, if they may concern the measured steps.
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
     is_doubtful &= _can_matter(trace, dependencies, is_mine, row_of != UNKNOWN)
@@ -273,13 +290,13 @@ def device_blocking(
     starts_ns = np.append(steps.start_ns, NO_TIME)[following]
     is_before = (dependencies.next_work[is_doubtful] != UNKNOWN) & (launch_ns[is_doubtful] < starts_ns)
     following[(within == UNKNOWN) & is_before] = len(steps)
-    is_known[np.isin(events.step, np.concatenate([within, following]))] = False
+    is_known[is_in(events.step, np.concatenate([within, following]))] = False
     is_complete = is_known[collectives].all() and not is_doubtful.any()
     # An operation whose position in the order of calls is unknown may be, or need, a collective of its step or of the
     # step before.
     unplaced = row_of[np.flatnonzero(is_mine & (dependencies.place == UNKNOWN))]
     step = events.step[unplaced[unplaced != UNKNOWN]]
-    is_known[np.isin(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
+    is_known[is_in(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
     reason = None
     if not is_complete:
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_needs=bool(tells_needs))
@@ -317,8 +334,8 @@ def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_coun
     - ``is_counted``: Mask of the activities that are among the rank's measured events.
     """
     activities, next_work = trace.activities, dependencies.next_work
-    counts = is_mine & np.isin(activities.category, (Category.COMPUTE, Category.COMMUNICATION))
-    matters: Mask = np.isin(dependencies.call_stream, dependencies.stream[counts])
+    counts = is_mine & is_in(activities.category, (Category.COMPUTE, Category.COMMUNICATION))
+    matters = is_in(dependencies.call_stream, distinct(dependencies.stream[counts]))
     on = take_or_unknown(dependencies.stream, next_work)
     matters |= (next_work != UNKNOWN) & (on != dependencies.call_stream)
     matters &= (next_work == UNKNOWN) | np.append(is_counted, False)[next_work]

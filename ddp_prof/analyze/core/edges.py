@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_prof.growing_column import in_file, in_order
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -27,8 +28,10 @@ from ddp_prof.table import (
     Mask,
     Sequences,
     Table,
+    concatenate_columns,
     distinct,
     distinct_rows,
+    rows_of,
     select,
     take_or_unknown,
 )
@@ -90,7 +93,7 @@ def find_dependencies(trace: Trace) -> Dependencies:
     stream = _streams(trace)
     of_activity, of_call = stream[: len(activities)], stream[len(activities) :]
     place, call_place = _call_order(trace)
-    placed = np.flatnonzero(place != UNKNOWN)
+    placed = rows_of(place != UNKNOWN)
     launches = Sequences(of_activity[placed], place[placed])  # finds the launch before or after a call on a stream
 
     # A wait is resolved if its record, the stream of the record, and the positions of both calls are known.
@@ -106,7 +109,7 @@ def find_dependencies(trace: Trace) -> Dependencies:
 
     # The next work of each call. A stream that gets no more work may be waited for by another stream, whose next work
     # counts instead: `relay_of` is the first wait whose record is on the call's stream and comes after the call.
-    next_work = take_or_unknown(placed, launches.first_after(of_call, call_place))
+    next_work = _rows_among(placed, launches.first_after(of_call, call_place))
     consumer = next_work[waits]
     relay = Sequences(of_call[record], call_place[record])
     relay_of = take_or_unknown(waits, relay.first_after(of_call, call_place))
@@ -117,17 +120,17 @@ def find_dependencies(trace: Trace) -> Dependencies:
     which, producer = _producers(
         _StreamCalls(of_call[waits], call_place[waits], launches), recorded, of_activity[placed]
     )
-    producer = take_or_unknown(placed, producer)
+    producer = _rows_among(placed, producer)
     edges = Edges(producer, consumer[which], waits[which])
     crosses = (edges.producer != UNKNOWN) & (edges.consumer != UNKNOWN)
     edges = select(edges, crosses)
     edges = select(edges, of_activity[edges.producer] != of_activity[edges.consumer])
 
     # Leave out the edges that the recorded times contradict.
+    order = in_file(launches.order) if isinstance(placed, slice) else in_order(placed, launches.order)
     contradicted = activities.end_ns[edges.producer] > activities.start_ns[edges.consumer]
     if trace.inferred is not None and trace.inferred[edges.wait].any():
-        in_order = placed[launches.order]
-        contradicted |= _misses_another(trace, trace.inferred, edges, call_place, place, of_activity, in_order)
+        contradicted |= _misses_another(trace, trace.inferred, edges, call_place, place, of_activity, order)
     is_violated = np.zeros(len(calls), np.bool_)
     is_violated[edges.wait[contradicted]] = True
     return Dependencies(
@@ -139,9 +142,14 @@ def find_dependencies(trace: Trace) -> Dependencies:
         call_stream=of_call,
         call_place=call_place,
         place=place,
-        in_order=placed[launches.order],
+        in_order=order,
         stream=of_activity,
     )
+
+
+def _rows_among(chosen: Ints | slice, at: Ints) -> Ints:
+    """Return rows from their positions among the chosen rows, which are those that :func:`.rows_of` returned."""
+    return at if isinstance(chosen, slice) else take_or_unknown(chosen, at)
 
 
 def _may_pass_on(
@@ -265,11 +273,10 @@ def _streams(trace: Trace) -> Ints:
     # As many combinations with the device as without it: no id is used on two devices of a process.
     first, _ = distinct_rows(activities.process, activities.device, activities.lane)
     of_process = distinct_rows(activities.process[first], activities.lane[first])[0]
-    process = np.concatenate([activities.process, calls.process])
-    lane = np.concatenate([activities.lane, calls.stream])
-    if len(of_process) == len(first):
-        return distinct_rows(process, lane)[1]
-    return distinct_rows(process, np.concatenate([activities.device, calls.device]), lane)[1]
+    columns = [(activities.process, calls.process), (activities.lane, calls.stream)]
+    if len(of_process) != len(first):
+        columns.insert(1, (activities.device, calls.device))
+    return in_file(distinct_rows(*map(concatenate_columns, columns))[1])
 
 
 def _call_order(trace: Trace) -> tuple[Ints, Ints]:

@@ -19,6 +19,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import Events, find_operations
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import ALL_TO_ALL, NOTIFY, OPERATIONS
+from ddp_prof.growing_column import in_file
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -61,14 +62,16 @@ class OperationParts(Table):
 def find_operation_parts(trace: Trace, events: Events) -> OperationParts:
     """Return to which operation of communication each event of a rank belongs."""
     # At first each event that communicates is its own operation; the two calls change `head` where events are joined.
-    head = np.where(events.category == Category.COMMUNICATION, np.arange(len(events)), UNKNOWN)
-    kind = take_or_unknown(trace.activities.kind, events.activity)
-    copies, kernels = (np.flatnonzero((head != UNKNOWN) & (kind == one)) for one in (Kind.COPY, Kind.KERNEL))
+    communicates = np.flatnonzero(events.category == Category.COMMUNICATION)
+    head = np.full(len(events), UNKNOWN, np.int64)
+    head[communicates] = communicates
+    kind = take_or_unknown(trace.activities.kind, events.activity[communicates])
+    copies, kernels = (communicates[kind == one] for one in (Kind.COPY, Kind.KERNEL))
     _join_copies(trace, events, copies, head)
     _join_preparations(trace, events, kernels, head)
-    parts = np.flatnonzero((head != UNKNOWN) & (head != np.arange(len(head))))
+    parts = communicates[head[communicates] != communicates]
     if not len(parts):  # as usual: the times are those of the events, which are not copied
-        return OperationParts(head, events.start_ns, events.end_ns, events.launch_ns)
+        return OperationParts(in_file(head), events.start_ns, events.end_ns, events.launch_ns)
     start_ns, end_ns, launch_ns = events.start_ns.copy(), events.end_ns.copy(), events.launch_ns.copy()
     np.minimum.at(start_ns, head[parts], events.start_ns[parts])
     np.maximum.at(end_ns, head[parts], events.end_ns[parts])

@@ -44,7 +44,6 @@ from ddp_prof.analyze.core.step_breakdown import (
     find_windows,
     measure_breakdown,
     measure_step_times,
-    sum_by_group,
 )
 from ddp_prof.analyze.core.steps import (
     Phases,
@@ -57,7 +56,7 @@ from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PHASES, PROCESS, parse_ranges
-from ddp_prof.table import Brief, begins_run, rows_of
+from ddp_prof.table import Brief, begins_run, parts_of, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
     NO_TIME,
@@ -211,18 +210,21 @@ class RankEvents(Brief):
         step[alone] = np.searchsorted(steps.start_ns, events.start_ns[alone], side="right") - 1
         rows = rows_of((step != UNKNOWN) & (events.activity != UNKNOWN))
         start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
-        # The fields of Lead, by step: work_ns, outside_ns, held_ns; by gap between two steps: between_ns.
-        work_ns = sum_by_group(end - start, step, len(steps))
-        within_ns = np.maximum(0, np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step]))
-        outside_ns = work_ns - sum_by_group(within_ns, step, len(steps))
+        work_ns = within_ns = 0
+        for part in parts_of(len(step)):
+            first_ns, last_ns, own = start[part], end[part], step[part]
+            work_ns += int((last_ns - first_ns).sum())
+            inside = np.minimum(last_ns, steps.end_ns[own]) - np.maximum(first_ns, steps.start_ns[own])
+            within_ns += int(np.maximum(0, inside).sum())
+        # By step: held_ns; by gap between two steps: between_ns.
         every = self.including_warmup.events
         on_device = rows_of(every.activity != UNKNOWN)
         held_ns = covered_by_each(every.start_ns[on_device], every.end_ns[on_device], steps.start_ns, steps.end_ns)
         next_ns = np.append(steps.start_ns[1:], NO_TIME)
         is_apart = np.flatnonzero(self.is_followed & (next_ns > steps.end_ns))
         between_ns = covered_by_each(start, end, steps.end_ns[is_apart], next_ns[is_apart])
-        columns = (work_ns, outside_ns, between_ns, held_ns, followed)
-        return Lead(*(int(column.sum()) for column in columns))
+        sums = (int(column.sum()) for column in (between_ns, held_ns, followed))
+        return Lead(work_ns, work_ns - within_ns, *sums)
 
     @cached_property
     def runs_ahead(self) -> bool:
@@ -410,7 +412,7 @@ class RankEvents(Brief):
         """To which operation of communication each event belongs."""
         return find_operation_parts(self.trace, self.events)
 
-    @property
+    @cached_property
     def is_collective(self) -> Mask:
         """Mask of the events that are counted as collectives: one event of each operation of communication."""
         return self.operation_parts.is_head

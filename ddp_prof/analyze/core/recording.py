@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, is_among, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, is_among, parts_of, rows_of, take_or_unknown
 from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind, Trace
 
 HANDFUL = 3
@@ -80,8 +80,8 @@ class Recording:
 
     Attributes:
         launches: Number of its calls that launched something.
-        lost: Number of these calls that have no activity, because the profiler lost it.
-        step_launches, step_lost: The same two numbers for each step.
+        lost_ns: Start of each of these calls that has no activity, because the profiler lost it.
+        step_launches, step_lost: The number of both kinds of calls for each step.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
         is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none.
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
@@ -93,7 +93,7 @@ class Recording:
     """
 
     launches: int
-    lost: int
+    lost_ns: Ints
     step_launches: Ints
     step_lost: Ints
     is_overlong: Mask
@@ -104,6 +104,11 @@ class Recording:
     early: int
     waits: int
     early_waits: int
+
+    @property
+    def lost(self) -> int:
+        """Number of launches without an activity."""
+        return len(self.lost_ns)
 
     @property
     def are_most_overlong(self) -> bool:
@@ -214,7 +219,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     waits, early_waits = _count_early_waits(trace, process)
     return Recording(
         launches=len(mine),
-        lost=len(lost),
+        lost_ns=trace.calls.start_ns[lost],
         step_launches=step_launches,
         step_lost=_count(of_lost, len(steps)),
         is_overlong=is_overlong,
@@ -360,7 +365,7 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
         return np.empty(0, np.int64), np.zeros(len(calls), np.bool_)
     is_launch = trace.is_launch & (calls.process == process)
     has_activity = np.zeros(len(calls), np.bool_)
-    has_activity[trace.launching_calls[trace.launching_calls != UNKNOWN]] = True
+    has_activity[trace.launching_calls[rows_of(trace.launching_calls != UNKNOWN)]] = True
     lost = np.flatnonzero(is_launch & ~has_activity & (calls.correlation != UNKNOWN))
     mine = activities.process == process
     if len(lost):
@@ -388,9 +393,10 @@ def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:
 def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
     """Return how many activities have a known launch, and how many of these begin before it."""
     activities = trace.activities
-    mine = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
-    launch_ns = trace.calls.start_ns[trace.launching_calls[mine]]
-    return len(mine), int((activities.start_ns[mine] < launch_ns).sum())
+    mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
+    start_ns, launching = activities.start_ns[mine], trace.launching_calls[mine]
+    is_early = [start_ns[rows] < trace.calls.start_ns[launching[rows]] for rows in parts_of(len(start_ns))]
+    return len(start_ns), sum(int(found.sum()) for found in is_early)
 
 
 def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
@@ -401,13 +407,13 @@ def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
     are then 0.
     """
     calls, activities = trace.synchronizations, trace.activities
-    mine = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
+    mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
     waits = np.flatnonzero((calls.process == process) & np.isin(calls.kind, HOST_WAITS) & (calls.start_ns != NO_TIME))
     is_for_event = calls.kind[waits] == SyncKind.HOST_WAIT_EVENT
     mark = np.where(is_for_event, calls.awaits[waits], waits)  # the record of the event, or the call itself
     at_ns = take_or_unknown(calls.start_ns, mark, NO_TIME)
     waits, mark, at_ns = waits[at_ns != NO_TIME], mark[at_ns != NO_TIME], at_ns[at_ns != NO_TIME]
-    if not len(waits) or not len(mine) or len(set(distinct(activities.device[mine]))) > 1:
+    if not len(waits) or len(distinct(activities.device[mine])) != 1:
         return 0, 0
     launching = trace.launching_calls[mine]
     thread, launch_ns = trace.calls.lane[launching], trace.calls.start_ns[launching]

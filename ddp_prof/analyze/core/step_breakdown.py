@@ -43,7 +43,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE,
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, union_by_group
 from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, distinct_rows, select
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, distinct_rows, is_in, rows_of, select
 from ddp_prof.trace import Category
 
 
@@ -88,7 +88,7 @@ def find_windows(events: Events, steps: Steps, *, on_host: bool) -> tuple[Ints, 
     start, end = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), np.iinfo(np.int64).min)
     if on_host:
         start, end = steps.start_ns.copy(), steps.end_ns.copy()
-    rows = events.step >= 0
+    rows = rows_of(events.step >= 0)
     np.minimum.at(start, events.step[rows], events.start_ns[rows])
     np.maximum.at(end, events.step[rows], events.end_ns[rows])
     launched = end >= start
@@ -303,7 +303,7 @@ def first_work(events: Events, steps: int) -> Ints:
     """
     begins = np.full(steps, NO_TIME, np.int64)
     rows = np.flatnonzero((events.step != UNKNOWN) & (events.activity != UNKNOWN))
-    computes = ~np.isin(events.category[rows], (Category.COMMUNICATION, Category.MEMORY))
+    computes = ~is_in(events.category[rows], (Category.COMMUNICATION, Category.MEMORY))
     first, which = distinct_rows(events.step[rows], events.lane[rows])  # one group per step and stream
     if not computes.any():
         return begins

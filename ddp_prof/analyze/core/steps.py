@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import Intervals, innermost, union
+from ddp_prof.analyze.intervals import Intervals, innermost, innermost_of, union
+from ddp_prof.growing_column import in_parts
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
 from ddp_prof.table import count_before
 from ddp_prof.trace import (
@@ -383,7 +384,8 @@ class Phases(Table):
 
     def kind_at(self, time_ns: Ints) -> Ints:
         """Return the phase of the innermost range at each time, ``UNKNOWN`` outside of all ranges."""
-        return take_or_unknown(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
+        find = innermost_of(self.start_ns, self.end_ns)
+        return in_parts(len(time_ns), lambda rows: take_or_unknown(self.kind, find(time_ns[rows])))
 
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:

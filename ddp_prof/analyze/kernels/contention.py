@@ -29,7 +29,8 @@ from ddp_prof.analyze.kernels.kernel_times import (
     merge_keys,
 )
 from ddp_prof.analyze.statistics import Numbers, intervals_of_sums
-from ddp_prof.table import count_before
+from ddp_prof.growing_column import in_order
+from ddp_prof.table import concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Ints, Mask, distinct, distinct_rows
 
 Floats = NDArray[np.float64]
@@ -115,10 +116,10 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         return Contention(reason="no GPU kernels in steps: contention cannot be measured")
     keys, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
     duration, beside, step = (
-        np.concatenate([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
+        concatenate_columns([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
     )
     # `key` is the number of each execution's kernel and position in the step; `own` are the executions of the run.
-    rank = np.repeat(np.arange(len(both)), [len(runs.kernel) for runs in both])
+    rank = concatenate_columns([constant_column(at, len(runs.kernel)) for at, runs in enumerate(both)])
     _, key = distinct_rows(kernel, count_before(distinct_rows(rank, step, kernel)[1]))  # rows are in order of launch
     own = np.arange(len(key)) < of_ranks
     is_mostly_beside: Mask = own & is_mostly_overlapped(duration, beside)
@@ -236,7 +237,7 @@ def _interval_of_kernels(compared_ns: Numbers, done_ns: Numbers) -> tuple[float,
     return interval
 
 
-def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats, done_ns: Floats, kinds: int) -> Mask:
+def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats | Ints, done_ns: Floats, kinds: int) -> Mask:
     """Return for each kind whether its kernels are slowed otherwise than those of all other kinds.
 
     The difference of the two slowed fractions must exceed the uncertainty of both.
@@ -337,8 +338,10 @@ def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
     """Return only the executions that compute and lie in a step."""
     computes = np.array([kind not in (COMMUNICATION, UNNAMED) for *_, kind in runs.keys], np.bool_)
     rows = np.flatnonzero(computes[runs.kernel] & (runs.step != UNKNOWN))
-    columns = {name: getattr(runs, name)[rows] for name in ("kernel", "duration_ns", "beside_ns", "step")}
-    return replace(runs, **columns)
+    kernel, duration_ns, beside_ns, step = (
+        in_order(column, rows) for column in (runs.kernel, runs.duration_ns, runs.beside_ns, runs.step)
+    )
+    return replace(runs, kernel=kernel, duration_ns=duration_ns, beside_ns=beside_ns, step=step)
 
 
 def _by_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:

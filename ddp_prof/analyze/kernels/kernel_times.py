@@ -23,7 +23,9 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.result_bases import measure_fields
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column
 from ddp_prof.communication import MOST_NAMES
+from ddp_prof.growing_column import in_file, in_order, in_parts
 from ddp_prof.range_names import PHASES
+from ddp_prof.table import concatenate_columns, constant_column
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
 
 KINDS = {
@@ -61,8 +63,10 @@ def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[Any
     """
     parts = list(parts)
     number: dict[AnyKey, int] = {}
-    rows = [np.array([number.setdefault(key, len(number)) for key in keys], np.int64)[row] for keys, row in parts]
-    return list(number), np.concatenate(rows) if rows else np.empty(0, np.int64)
+    rows = [
+        in_order(np.array([number.setdefault(key, len(number)) for key in keys], np.int64), row) for keys, row in parts
+    ]
+    return list(number), concatenate_columns(rows) if rows else np.empty(0, np.int64)
 
 
 def is_mostly_overlapped(duration_ns: Ints, communication_ns: Ints) -> Mask:
@@ -248,7 +252,7 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     events, rows, trace = rank.events, np.flatnonzero(rank.is_kernel), rank.trace
     rows = rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
     activity = events.activity[rows]
-    shape_id = np.full(len(rows), UNKNOWN) if trace.shape_id is None else trace.shape_id[activity]
+    shape_id = constant_column(UNKNOWN, len(rows)) if trace.shape_id is None else trace.shape_id[activity]
     columns = (trace.activities.name_id[activity], shape_id, events.phase[rows], events.category[rows])
     del activity
     first, kernel = distinct_rows(*columns)
@@ -258,13 +262,14 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
         name = texts[name_id]
         kind = kinds[Category(category)] if category in kinds else kind_of_compute(name)
         keys.append((name, texts[shape], None if phase == UNKNOWN else PHASES[phase], kind))
+    del columns
     start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
     return KernelRuns(
         keys=tuple(keys),
-        kernel=kernel,
-        duration_ns=end_ns - start_ns,
+        kernel=in_file(kernel),
+        duration_ns=in_parts(len(rows), lambda part: end_ns[part] - start_ns[part]),
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start_ns, end_ns),
-        step=events.step[rows] if rank.has_steps else np.full(len(rows), UNKNOWN),
+        step=in_order(events.step, rows) if rank.has_steps else constant_column(UNKNOWN, len(rows)),
         steps=len(rank.steps),
     )
 

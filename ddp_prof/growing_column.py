@@ -1,4 +1,4 @@
-"""A column that grows while a file is read: in memory while it is short, then in a temporary file.
+"""A column that grows while it is read or computed: in memory while it is short, then in a temporary file.
 
 At the end the file is memory-mapped. In this way a capture that is larger than the memory can be read: the system
 frees pages of a mapped file when it needs memory, and reads them again later. If the disk has no room for the file, the
@@ -11,39 +11,71 @@ import errno
 import mmap
 import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import BinaryIO, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddp_prof.table import Ints
-
-MOST_ROWS_IN_MEMORY = 1 << 22
+Ints = NDArray[np.int64]
+MOST_ROWS_IN_MEMORY = 1 << 20
 """A column with more rows goes to a file, if there is room."""
 LEAST_FREE_BYTES = 1 << 31
 """A disk with less free space is not written to: other programs may need it."""
 _FEW_ROWS = 1 << 16
 """A column with more rows gets room for all rows that may be in memory; room takes no memory until it is used."""
-_CHUNK_ROWS = 1 << 18
-"""Number of rows that are reordered at once."""
+_PART_ROWS = 1 << 16
+"""Number of rows of a long column that are computed at once: few enough that they stay in the processor's cache."""
+
+
+def in_parts(rows: int, compute: Callable[[slice], Ints]) -> Ints:
+    """Return a column of ``rows`` rows that is computed part by part; if it is long, in a memory-mapped file.
+
+    ``compute`` returns the rows in a slice. What it needs beside its result takes the memory of a part only, and stays
+    in the processor's cache.
+    """
+    if rows <= _PART_ROWS:
+        return compute(slice(0, rows))
+    found = GrowingColumn(rows)
+    for at in range(0, rows, _PART_ROWS):
+        found.add(compute(slice(at, min(rows, at + _PART_ROWS))))
+    return found.values()
+
+
+def in_file(column: Ints) -> Ints:
+    """Return a column that is to be kept; if it is long, in a memory-mapped file."""
+    return column if len(column) <= MOST_ROWS_IN_MEMORY else in_parts(len(column), column.__getitem__)
 
 
 def in_order(values: Ints, order: Ints) -> Ints:
     """Return ``values[order]``; if it is long, in a memory-mapped file."""
-    if len(order) <= MOST_ROWS_IN_MEMORY:
-        return values[order]
-    found = GrowingColumn()
-    for at in range(0, len(order), _CHUNK_ROWS):
-        found.add(values[order[at : at + _CHUNK_ROWS]])
+    return in_parts(len(order), lambda rows: values[order[rows]])
+
+
+def joined(columns: Sequence[Ints]) -> Ints:
+    """Return the rows of all columns, one column after another; if they are many, in a memory-mapped file."""
+    rows = sum(map(len, columns))
+    if rows <= MOST_ROWS_IN_MEMORY:
+        return np.concatenate(columns)
+    found = GrowingColumn(rows)
+    for column in columns:
+        for at in range(0, len(column), _PART_ROWS):
+            found.add(column[at : at + _PART_ROWS])
     return found.values()
 
 
 class GrowingColumn:
-    """Integers of 64 bits that are added batch by batch."""
+    """Integers of 64 bits that are added batch by batch.
 
-    def __init__(self) -> None:
+    Args:
+        expected: How many rows will be added, if that is known.
+    """
+
+    def __init__(self, expected: int = 0) -> None:
         self.rows = 0
-        self._memory = np.empty(0, np.int64)  # the rows, and room for more, which takes no memory until it is used
+        # The rows, and room for more, which takes no memory until it is used.
+        self._memory = np.empty(min(expected, MOST_ROWS_IN_MEMORY), np.int64)
         self._file: BinaryIO | None = None
         self._may_spill = True  # whether it was not tried yet to begin a file
 

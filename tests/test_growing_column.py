@@ -20,8 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.ingest import growing_column, sqlite_pages
-from ddp_prof.ingest.growing_column import GrowingColumn, in_order
+from ddp_prof import growing_column
+from ddp_prof.growing_column import GrowingColumn, in_file, in_order, in_parts, joined
+from ddp_prof.ingest import sqlite_pages
+from ddp_prof.table import translate
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -35,7 +37,7 @@ BATCHES = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_s
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing_column, "MOST_ROWS_IN_MEMORY", 4)
-    monkeypatch.setattr(growing_column, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(growing_column, "_PART_ROWS", 3)
     monkeypatch.setattr(growing_column, "_FEW_ROWS", 2)
 
 
@@ -164,6 +166,29 @@ def test_a_long_column_is_put_in_order_like_a_short_one(batches: list[list[int]]
     assert in_order(values, order).tolist() == values[order].tolist()
 
 
+@given(BATCHES, st.integers(-5, 5))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_long_column_is_computed_in_parts_like_a_short_one_at_once(batches: list[list[int]], more: int) -> None:
+    values = np.array(flat(batches), np.int64) // 2
+    assert in_parts(len(values), lambda rows: values[rows] + more).tolist() == (values + more).tolist()
+    assert in_file(values).tolist() == values.tolist()
+    assert joined([values, values[:1]]).tolist() == [*values, *values[:1]]
+
+
+@given(st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1)), max_size=9))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_value_of_a_column_is_translated_once(values: list[int]) -> None:
+    asked: list[int] = []
+
+    def number_of(value: int) -> int:
+        asked.append(value)
+        return len(asked)
+
+    found = translate(np.array(values, np.int64), number_of).tolist()
+    assert asked == sorted(set(values)), "in ascending order"
+    assert found == [1 + asked.index(value) for value in values]
+
+
 def test_a_capture_whose_columns_are_in_files_is_measured_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +211,8 @@ def test_a_command_that_is_stopped_leaves_no_file(tmp_path: Path, number: int, c
     program = (
         "import os, tempfile\n"
         "from ddp_prof.cli import main\n"
-        "from ddp_prof.ingest import growing_column, sqlite_pages\n"
+        "from ddp_prof import growing_column\n"
+        "from ddp_prof.ingest import sqlite_pages\n"
         "growing_column.MOST_ROWS_IN_MEMORY, sqlite_pages.BATCH_BYTES, real = 4, 1, tempfile.TemporaryFile\n"
         "opened = []\n"
         "def watched(**options):\n"
