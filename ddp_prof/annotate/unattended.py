@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import profile
 
 from ddp_prof.annotate import ranges
@@ -40,6 +41,8 @@ EVERY_VARIABLE = "DDP_PROF_EVERY"
 """Steps between two measurements of a monitor, and how many steps each records: ``1000:3``; not set: one recording."""
 FOLDER_VARIABLE = "DDP_PROF_MONITOR"
 """Folder of the monitor."""
+CAPTURE_VARIABLE = "DDP_PROF_CAPTURE"
+"""Set in all processes that ``ddp-prof capture`` starts."""
 SHARED_VARIABLE = "DDP_PROF_SHARED"
 """Set if one nsys records all ranks of a machine."""
 MEETING = timedelta(seconds=30)
@@ -61,8 +64,9 @@ def start() -> None:
 
 
 def _call_at_training(begin: Callable[[], None]) -> None:
-    """Call ``begin`` at each sign of training: before a backward pass, and when a DDP or an FSDP2 unit is made."""
+    """Call ``begin`` at each sign of training: before a backward or a step, and when a DDP or an FSDP2 unit is made."""
     wrap_with_call(torch.autograd, "backward", begin)
+    register_optimizer_step_pre_hook(lambda *_: begin())  # of a program that calls ``torch.autograd.grad``
     wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", begin)
     with suppress(ImportError):  # torch without FSDP2
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -177,11 +181,7 @@ class _Recording:
         self._steps.mark_unfinished()
         if recorded is not None:
             recorded.stop()
-            target = Path(f"{self._trace}.rank{self._rank}.json.gz")
-            try:
-                export_trace(recorded, target, is_compressed=True)
-            except OSError as error:
-                sys.stderr.write(f"ddp-prof: {printable(f'{target} could not be written: {error}')}\n")
+            self._write(recorded, Path(f"{self._trace}.rank{self._rank}.json.gz"))
         elif self._nsys_waits():
             torch.cuda.synchronize()
             # One nsys for all ranks stops only after they have met; ranks that end early let it record the others.
@@ -192,6 +192,26 @@ class _Recording:
                 torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
         if self._steps.index == self._end:
             ranges.enable(False)
+
+    def _write(self, recorded: profile, target: Path) -> None:
+        """Write the trace that was recorded to the file ``target``.
+
+        A program may start several processes of one rank, one after another. So a process without a complete step, such
+        as an evaluation after the training, leaves the trace of another one as it is.
+        """
+        is_taken = target.exists()
+        is_kept = is_taken and self._steps.index <= self._first
+        if is_kept or (is_taken and CAPTURE_VARIABLE in os.environ):  # of this capture, which removed older ones
+            outcome = "stays, as this process made no step" if is_kept else "is replaced by that of this process"
+            whose = f"an earlier process of rank {self._rank}"
+            said = f"{target} of {whose} {outcome}: of several programs, capture each by itself"
+            sys.stderr.write(f"ddp-prof: {printable(said)}\n")
+        if is_kept:
+            return
+        try:
+            export_trace(recorded, target, is_compressed=True)
+        except OSError as error:
+            sys.stderr.write(f"ddp-prof: {printable(f'{target} could not be written: {error}')}\n")
 
 
 def _meet() -> None:

@@ -250,8 +250,8 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
     files = job.traces
     if not files:
         hint = (
-            "did the program train anything (DDP, FSDP2 or backward), reach the first step of --steps, and end by "
-            "itself? a program that is killed, or calls os._exit or exec, needs --steps, as 1:10"
+            "did the program train anything (DDP, FSDP2, backward, optimizer), reach the first step of --steps, and "
+            "end by itself? a program that is killed, or calls os._exit or exec, needs --steps, as 1:10"
         )
         raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
     contents = contents or [take_inventory(load_trace(file)) for file in files]
@@ -292,7 +292,7 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
             f"no kernels arrived{whose}: did the program use the GPUs, and does this profiler fit the driver?"
         )
     if job.ranks is None and not job.part and len(marked) < 2 and world < 2:
-        several = "does the launcher start several that train (DDP, FSDP2 or backward)?"
+        several = "does the launcher start several that train (DDP, FSDP2, backward, optimizer)?"
         losses.append(f"only one process was recorded: {several}")
     elif job.ranks is None and job.nsys and not (job.on_gpus or has_kernels or has_collectives):
         seen = "on a CPU nsys sees those of DistributedDataParallel and FSDP2 only"

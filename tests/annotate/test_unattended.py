@@ -181,6 +181,50 @@ def test_a_fork_of_a_program_that_is_recorded_ends(tmp_path: Path) -> None:
     assert [step.step for step in run.overlap().ranks[0].marked_steps] == [1, 2]
 
 
+def _train(trace: str, steps: int, rank: int, world: int, directory: str) -> str:
+    """Train by ``torch.autograd.grad`` under capture, without steps by ``backward``; return what is said."""
+    import torch
+
+    from ddp_prof.annotate import unattended
+
+    os.environ |= {"DDP_PROF_TRACE": trace, "DDP_PROF_CAPTURE": ""}
+    sys.stderr = told = io.StringIO()
+    unattended.start()
+    model = torch.nn.Linear(8, 8)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters)
+    for _ in range(steps):
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(model(torch.ones(4, 8)).sum(), parameters), strict=True
+        ):
+            parameter.grad = gradient
+        optimizer.step()
+    if not steps:
+        model(torch.ones(4, 8)).sum().backward()
+    multiprocessing.util._exit_function()
+    return told.getvalue()
+
+
+@pytest.mark.torch
+def test_an_evaluation_does_not_replace_the_trace_of_the_training_before_it(tmp_path: Path) -> None:
+    """Both are rank 0 of one script: a trace without steps took the place of that of the training."""
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    def steps_after(steps: int) -> tuple[str, list[int | None]]:
+        (said,) = fork_ranks(partial(_train, str(tmp_path / "x"), steps), 1)
+        (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
+        (rank,) = run.overlap().ranks
+        return said, [step.step for step in rank.marked_steps]
+
+    assert steps_after(4) == ("", [1, 2, 3])
+    said, steps = steps_after(0)
+    assert "x.rank0.json.gz of an earlier process of rank 0 stays, as this process made no step" in said
+    assert steps == [1, 2, 3]
+    said, steps = steps_after(3)
+    assert "is replaced by that of this process" in said
+    assert steps == [1, 2]
+
+
 WITHOUT_OPTIMIZER = """
 import os, torch
 import torch.distributed as dist

@@ -785,7 +785,8 @@ def test_ranks_and_steps_that_did_not_arrive_are_missed(
 def test_a_process_alone_is_told_from_a_run_without_communication(tmp_path: Path) -> None:
     exported(tmp_path / "x.sqlite", {0: 2}, world=1)
     (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False))
-    assert loss == "only one process was recorded: does the launcher start several that train (DDP, FSDP2 or backward)?"
+    several = "does the launcher start several that train (DDP, FSDP2, backward, optimizer)?"
+    assert loss == f"only one process was recorded: {several}"
     assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks={0})) == [], "it was asked for"
 
 
