@@ -67,7 +67,7 @@ class DataParallel(torch.nn.Module, ABC):
                 "the module, or a part of it, is wrapped already: wrap it once, or call remove() of the variant that "
                 "has it"
             )
-        _check_materialized(module)
+        _check_tensors(module)
         check_rank_consistency(module, {"variant": type(self).__name__, **schedule}, process_group)
         self.module = module
         self.process_group = process_group
@@ -225,8 +225,12 @@ class DataParallel(torch.nn.Module, ABC):
         return copy
 
 
-def _check_materialized(module: torch.nn.Module) -> None:
-    """Raise CommunicationError if a parameter or buffer has no shape yet (lazy modules) or no values (meta device)."""
+def _check_tensors(module: torch.nn.Module) -> None:
+    """Raise CommunicationError if a parameter or buffer cannot be sent or reduced.
+
+    It may have no shape yet (lazy modules), no values (meta device), or no strides (sparse tensors); or a parameter's
+    gradient has another data type.
+    """
     tensors = (*module.named_parameters(), *module.named_buffers())
     for name, tensor in tensors:
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
@@ -238,6 +242,16 @@ def _check_materialized(module: torch.nn.Module) -> None:
             raise CommunicationError(
                 f"{name!r} is on the meta device and has no values: call to_empty() and initialize the module, then "
                 "wrap it"
+            )
+        if tensor.layout is not torch.strided:
+            raise CommunicationError(
+                f"{name!r} is sparse and is not sent to the other ranks: keep it as an attribute that is no buffer, or "
+                "make it dense"
+            )
+        if tensor.requires_grad and getattr(tensor, "grad_dtype", None) not in (None, tensor.dtype):
+            raise CommunicationError(
+                f"{name!r} is {tensor.dtype} and its gradient is to be {tensor.grad_dtype}, but a bucket has the data "
+                "type of its parameters: leave grad_dtype as it is"
             )
 
 

@@ -129,7 +129,7 @@ def launch(
 
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
     """Copy the values of all parameters and buffers from rank 0 to all ranks, one tensor at a time."""
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in map(_without_repetition, (*module.parameters(), *module.buffers())):
         dense = tensor.detach().contiguous()
         dist.broadcast(_sendable(dense), global_rank(0, group), group)
         if dense.data_ptr() != tensor.data_ptr():  # ``contiguous`` has made a copy, which was broadcast
@@ -142,7 +142,7 @@ def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup 
     for buffer in buffers:
         # ``data`` has its own version counter. That of the buffer must not change: an earlier forward may have saved
         # the buffer for a backward that is still to come, as in two forwards of BatchNorm before one backward.
-        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.data)
+        kinds.setdefault((buffer.dtype, buffer.device), []).append(_without_repetition(buffer.data))
     try:
         for number, members in enumerate(kinds.values()):
             launch_broadcast(members, 0, group, number)()
@@ -181,6 +181,14 @@ def launch_broadcast(
             tensor.copy_(part.view(tensor.shape))
 
     return finish
+
+
+def _without_repetition(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without the dimensions that ``expand`` made: torch refuses to write to one place twice."""
+    for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

@@ -194,10 +194,23 @@ def object_collectives(rank: int) -> dict[str, bool]:
 
 
 def unmade(rank: int) -> dict[tuple[str, str], str]:
-    """What is said of a module whose tensors have no shape, or no values."""
+    """What is said of a module whose tensors have no shape, no values, no strides or gradients of another type."""
+
+    def wide() -> nn.Module:
+        layer = nn.Linear(2, 3, dtype=torch.bfloat16)
+        layer.weight.grad_dtype = torch.float32
+        return layer
+
+    def sparse() -> nn.Module:
+        layer = nn.Linear(2, 3)
+        layer.register_buffer("graph", torch.eye(3).to_sparse())
+        return layer
+
+    makers = {"lazy": lambda: nn.LazyLinear(3), "meta": lambda: nn.Linear(2, 3, device="meta"), "sparse": sparse}
+    makers |= {"wide": wide} if hasattr(torch.Tensor, "grad_dtype") else {}
     messages = {}
     for key, make in {**MAKE, "torch": VARIANTS["torch"], "fsdp": VARIANTS["fsdp"]}.items():
-        for name, build in {"lazy": lambda: nn.LazyLinear(3), "meta": lambda: nn.Linear(2, 3, device="meta")}.items():
+        for name, build in makers.items():
             with pytest.raises(CommunicationError) as caught:
                 make(build())
             messages[key, name] = str(caught.value)
@@ -237,8 +250,9 @@ def test_a_module_is_wrapped_once(results: list[Any]) -> None:
     assert all("already" in message and "remove()" in message for message in messages.values()), messages
 
 
-def test_a_module_without_shapes_or_values_is_refused(results: list[Any]) -> None:
-    ways_out = {"lazy": "call the module once", "meta": "call to_empty()"}
+def test_a_module_whose_tensors_cannot_be_sent_is_refused(results: list[Any]) -> None:
+    ways_out = {"lazy": "call the module once", "meta": "call to_empty()", "sparse": "make it dense"}
+    ways_out |= {"wide": "leave grad_dtype as it is"}
     for (key, name), message in results[1]["unmade"].items():
         assert ways_out[name] in message, key
 
