@@ -703,6 +703,31 @@ def test_a_rank_whose_clocks_disagree_is_not_said_to_be_late_when_a_step_begins(
     assert [rank["lag_before_ns"] for rank in document["ranks"]] == [None, None]
 
 
+def of_ranks(folder: Path, *ranks: Capture) -> list[Path]:
+    return [write_kineto(folder / f"x.rank{rank}.json", of, rank=rank) for rank, of in enumerate(ranks)]
+
+
+def test_ranks_that_recorded_other_steps_are_said_to(tmp_path: Path) -> None:
+    late = usual()
+    late.ranges[:] = [replace(one, name=one.name.replace("#", "#10")) for one in late.ranges]
+    document = json.loads(run("skew", "--format", "json", *of_ranks(tmp_path, usual(), late)).stdout)
+    assert "no step was recorded on more than one rank (such as 0 to 4 and 100 to 104)" in document["headline"]
+
+
+def test_one_late_step_of_twelve_is_no_reason_to_look_for_a_cause(tmp_path: Path) -> None:
+    """'It is 63 us late when the step begins: look for the cause in what comes before' stood behind 'chance'."""
+    drifts = usual(12)
+    drifts.kernels[:] = [
+        replace(one, start=one.start * 101 // 100, end=one.end * 101 // 100, launch=(one.launch or 0) * 101 // 100)
+        for one in drifts.kernels
+    ]
+    drifts.ranges[:] = [
+        replace(one, start=one.start * 101 // 100, end=(one.end or 0) * 101 // 100) for one in drifts.ranges
+    ]
+    document = json.loads(run("skew", "--format", "json", *of_ranks(tmp_path, usual(12), drifts)).stdout)
+    assert document["headline"].endswith("in 1 of 12 steps, by 59.0 µs; too few to exclude chance.")
+
+
 def test_csv_without_rows_has_the_header_of_one_with_rows(tmp_path: Path) -> None:
     """It was empty, which readers of CSV refuse, and any name of a column was taken."""
     silent = write_kineto(tmp_path / "x.json", usual())

@@ -362,10 +362,19 @@ def _why_unknown(run: RunAnalysis) -> str | None:
     if not run.has_steps and (reason := why_no_steps((rank.reason for rank in run.ranks), "")):
         return reason
     if not len(run.matches):
-        return run.matches.doubt or "no collective was found on more than one rank"
+        return run.matches.doubt or _why_nothing_in_common(run)
     if run.alignment.residual_p95_ns is None:
         return f"clocks of the files cannot be compared: fewer than {LEAST_PAIRS} collectives link one to the first"
     return None
+
+
+def _why_nothing_in_common(run: RunAnalysis) -> str:
+    """Return why no collective is on more than one rank: no step is either, or the reason is not known."""
+    keys = [set(rank.step_keys.tolist()) for rank in run.ranks if rank.marks_steps]
+    if len(keys) == len(run.ranks) and len(set().union(*keys)) == sum(map(len, keys)):
+        spans = " and ".join(f"{min(own)} to {max(own)}" for own in keys[:2] if own)
+        return f"no step was recorded on more than one rank (such as {spans})"
+    return "no collective was found on more than one rank"
 
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
