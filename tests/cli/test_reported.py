@@ -593,6 +593,14 @@ def test_a_file_that_holds_all_events_twice_says_what_it_says_of_one(how: str, t
     assert told[0] == told[1]
 
 
+def test_a_run_of_lost_steps_is_not_said_to_mark_none(tmp_path: Path) -> None:
+    lost = changed(usual(), lambda _, one: replace(one, is_lost=one.name == NCCL))
+    traces = [write_capture(tmp_path / "x.sqlite", usual()), write_capture(tmp_path / "y.sqlite", lost)]
+    text = run("compare", "--waterfall", *traces).stdout
+    assert "y: left out, it has no step that can be measured" in text
+    assert "marks no steps" not in text
+
+
 def test_two_ranks_in_one_file_do_not_cut_each_others_steps(tmp_path: Path) -> None:
     for how in ("nsys", "kineto"):
         ranks = json.loads(run("overlap", "--format", "json", written("", merged(), how, tmp_path)).stdout)["ranks"]

@@ -156,7 +156,7 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
             f"{notes[0]}, each other row their changes and that of the step",
             "within ±: the steps of both runs vary too much to show a change (95 % interval); the CSV has the figure",
         ]
-    notes += [f"{label}: left out, its trace marks no steps to measure" for label in waterfall.left_out]
+    notes += [f"{label}: left out, it has no step that can be measured" for label in waterfall.left_out]
     notes += [f"{label}: left out, the lengths of its steps are not known" for label in waterfall.untimed]
     notes += [f"{label}: left out, not all work in its steps is known" for label in waterfall.unknown]
     notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]
