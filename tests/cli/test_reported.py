@@ -736,6 +736,19 @@ def test_one_late_step_of_twelve_is_no_reason_to_look_for_a_cause(tmp_path: Path
     assert document["headline"].endswith("in 1 of 12 steps, by 59.0 µs; too few to exclude chance.")
 
 
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_in_one_file_a_device_whose_clock_is_off_is_not_early(how: str, tmp_path: Path) -> None:
+    """Process 100 was said to arrive last in all steps, by 0.25 ms, though process 200 is 0.15 ms behind it."""
+    off = changed(
+        merged(),
+        lambda _, one: replace(one, start=one.start - 400 * US, end=one.end - 400 * US) if one.process == 200 else one,
+    )
+    trace = written("", off, how, tmp_path)
+    document = json.loads(run("skew", "--format", "json", trace).stdout)
+    assert "times of the devices in one file cannot be compared" in document["headline"]
+    assert "straggler" not in run("doctor", "-q", trace).stdout
+
+
 def test_csv_without_rows_has_the_header_of_one_with_rows(tmp_path: Path) -> None:
     """It was empty, which readers of CSV refuse, and any name of a column was taken."""
     silent = write_kineto(tmp_path / "x.json", usual())

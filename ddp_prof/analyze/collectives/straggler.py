@@ -363,6 +363,10 @@ def _why_unknown(run: RunAnalysis) -> str | None:
         return reason
     if not len(run.matches):
         return run.matches.doubt or _why_nothing_in_common(run)
+    # Collectives align the clocks of files, and not those of the devices in one file.
+    files = [rank.clock for rank in run.ranks]
+    if off := [rank.name for rank in run.ranks if rank.clocks_disagree and files.count(rank.clock) > 1]:
+        return f"times of the devices in one file cannot be compared: those of {off[0]} disagree with its host's clock"
     if run.alignment.residual_p95_ns is None:
         return f"clocks of the files cannot be compared: fewer than {LEAST_PAIRS} collectives link one to the first"
     return None
