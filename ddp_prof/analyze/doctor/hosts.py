@@ -257,8 +257,8 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     if run.skew.straggler is None:
         for rank in run.skew.ranks:
             if run.skew.steps and rank.last_steps == len(run.skew.steps):
-                steps = f"each of {rank.last_steps} steps" if rank.last_steps > 1 else "the only step"
-                reason = f"{rank.name} arrives last in {steps}, too few to exclude chance"
+                which = f"each of {rank.last_steps} steps" if rank.last_steps > 1 else "the only step"
+                reason = f"{rank.name} arrives last in {which}, too few to exclude chance"
                 return Abstained("straggler", reason)
         return None
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
