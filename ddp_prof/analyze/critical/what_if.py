@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.timing import CollectiveTimings
+from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.critical.critical_path import (
     CALLS_OUT_OF_ORDER,
     CLOCKS_CONTRADICT,
@@ -112,10 +112,10 @@ class WhatIf:
         ends = [end for end in (other.low_ns, other.high_ns) if end is not None]
         return replace(gain, low_ns=min(gain.low_ns, *ends), high_ns=max(gain.high_ns, *ends))
 
-    def without_collectives(self, choose: Callable[[CollectiveTimings], Mask]) -> Gain:
+    def without_collectives(self, choose: Callable[[RankCollectives], Mask]) -> Gain:
         """Return the gain if the chosen collectives took no time, and no rank waited for another one in them.
 
-        ``choose`` returns the mask of these collectives in the timings of a rank.
+        ``choose`` returns the mask of these among the collectives of a rank.
         """
         return self._gain([one.replay for one in self._ranks], choose)
 
@@ -126,7 +126,7 @@ class WhatIf:
     def _gain(
         self,
         replays: Sequence[Replay | None],
-        choose: Callable[[CollectiveTimings], Mask] | None = None,
+        choose: Callable[[RankCollectives], Mask] | None = None,
         late: int | None = None,
     ) -> Gain:
         """Return the gain of changed replays against the recorded ones.
@@ -165,7 +165,7 @@ class WhatIf:
     def _join(
         self,
         replays: Sequence[Replay],
-        choose: Callable[[CollectiveTimings], Mask] | None = None,
+        choose: Callable[[RankCollectives], Mask] | None = None,
         late: int | None = None,
     ) -> Replay | None:
         """Return one replay of all ranks, in which a collective ends as long after the last arrival as it did.
@@ -179,8 +179,9 @@ class WhatIf:
             arrival, links = take_or_unknown(at, own.of_timing), one.links
             # A chosen collective takes no time, and is no common one: its ranks do not wait for each other.
             if choose is not None:
-                is_free = np.isin(links.tail, arrival[choose(rank.timings)]) & (links.is_duration == 1)
-                arrival = np.where(choose(rank.timings), UNKNOWN, arrival)
+                is_chosen = choose(rank)
+                is_free = np.isin(links.tail, arrival[is_chosen]) & (links.is_duration == 1)
+                arrival = np.where(is_chosen, UNKNOWN, arrival)
                 length_ns = np.where(is_free, 0, links.length_ns)
                 links = replace(links, length_ns=length_ns, is_duration=np.where(is_free, 0, links.is_duration))
             arrivals.append(np.where(arrival == UNKNOWN, UNKNOWN, arrival + first[index]))

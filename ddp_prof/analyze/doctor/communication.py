@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ddp_prof.analyze.collectives.sizes import find_alike_times
-from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings, carry_gradients
+from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
@@ -154,15 +154,15 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def are_broadcasts_in_forward(timings: CollectiveTimings) -> Mask:
+def are_broadcasts_in_forward(rank: RankCollectives) -> Mask:
     """Return which collectives are broadcasts that forward launched."""
-    found: Mask = (timings.operation == _BROADCAST) & (timings.phase == PHASES.index(FORWARD))
+    found: Mask = (rank.timings.operation == _BROADCAST) & (rank.timings.phase == PHASES.index(FORWARD))
     return found
 
 
-def are_barriers(timings: CollectiveTimings) -> Mask:
+def are_barriers(rank: RankCollectives) -> Mask:
     """Return which collectives are barriers."""
-    found: Mask = timings.operation == _BARRIER
+    found: Mask = rank.timings.operation == _BARRIER
     return found
 
 
@@ -254,7 +254,7 @@ def _count_turns(buckets: list[tuple[int, int]]) -> int:
 
 
 def _find_in_most_steps(
-    run: RunEvidence, rule: str, choose: Callable[[CollectiveTimings], Mask], advice: str
+    run: RunEvidence, rule: str, choose: Callable[[RankCollectives], Mask], advice: str
 ) -> Finding | Abstained | None:
     """Find collectives that most steps of a rank have, if they are exposed for more than a hundredth of a typical step.
 
@@ -263,7 +263,7 @@ def _find_in_most_steps(
     Args:
         run: The run.
         rule: Name of the rule.
-        choose: Returns the mask of these collectives in the timings of a rank.
+        choose: Returns the mask of these among the collectives of a rank.
         advice: What to do about them.
     """
     if run.why_no_steps:
@@ -273,7 +273,7 @@ def _find_in_most_steps(
     # ``found`` and ``steps``: in how many of how many steps such collectives are, on the ranks that are reported.
     ranks, found, steps, exposed = [], 0, 0, []
     for rank, exposure, overlap in zip(run.analysis.ranks, run.analysis.exposures, run.overlap.ranks, strict=True):
-        chosen = choose(rank.timings)
+        chosen = choose(rank)
         times = np.count_nonzero(rank.sum_by_step(chosen.astype(np.int64))[1])
         exposed_ns = median_or_zero(rank.sum_by_step(np.where(chosen, exposure.exposed_ns, 0))[1])
         window_ns = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])

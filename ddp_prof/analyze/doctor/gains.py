@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import CollectiveTimings, carry_gradients
+from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
 from ddp_prof.analyze.critical.critical_path import COMMON_QUEUE, COPIES, HOST_WAITS
 from ddp_prof.analyze.critical.what_if import Gain, gain_of_steps, unknown_gain
 from ddp_prof.analyze.doctor.communication import are_barriers, are_broadcasts_in_forward
@@ -103,24 +103,15 @@ def _without_straggler(run: RunEvidence) -> Gain:
     return gain_of_steps(costs, is_mean=True)
 
 
-def _are_votes(timings: CollectiveTimings, reduces: Mask) -> Mask:
-    """Return which collectives are the last reduction of their pass of backward.
-
-    ``reduces`` is the mask of the collectives that reduce gradients.
-    """
-    rows = np.flatnonzero(reduces & (timings.step != UNKNOWN))
+def _are_votes(rank: RankCollectives) -> Mask:
+    """Return which collectives are the last reduction of their pass of backward: votes on unused parameters."""
+    timings = rank.timings
+    rows = np.flatnonzero(carry_gradients(rank) & (timings.step != UNKNOWN))
     found = np.zeros(len(timings), np.bool_)
     if len(rows):
         # A row is the last one of its pass if the next row begins another pass.
         found[rows[np.append(begins_run(timings.step[rows], timings.backward_end_ns[rows])[1:], True)]] = True
     return found
-
-
-def _without_votes(run: RunEvidence) -> Gain:
-    """Return the gain without the votes on unused parameters."""
-    # The mask depends on the rank, but only its timings are passed on: so it is looked up by their identity.
-    by_timings = {id(rank.timings): _are_votes(rank.timings, carry_gradients(rank)) for rank in run.analysis.ranks}
-    return run.what_if.without_collectives(lambda timings: by_timings[id(timings)])
 
 
 def _without_common_queue(run: RunEvidence) -> Gain:
@@ -132,7 +123,7 @@ SIMULATED: Mapping[str, Callable[[RunEvidence], Gain]] = {
     "host synchronization in backward": lambda run: run.what_if.without(HOST_WAITS),
     "single hardware queue": _without_common_queue,
     "straggler": _without_straggler,
-    "vote on unused parameters": _without_votes,
+    "vote on unused parameters": lambda run: run.what_if.without_collectives(_are_votes),
     "broadcast in forward": lambda run: run.what_if.without_collectives(are_broadcasts_in_forward),
     "barrier in each step": lambda run: run.what_if.without_collectives(are_barriers),
 }
