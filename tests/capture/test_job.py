@@ -81,13 +81,14 @@ def start(rank):
     from torch.nn.parallel import DistributedDataParallel
 
     globals().update(locals())
-    dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=int(sys.argv[2]))
     train()
     dist.destroy_process_group()
-    sys.exit(int(sys.argv[2]))
+    sys.exit(int(sys.argv[3]))
 
 if __name__ == "__main__":
-    ranks = [multiprocessing.get_context("spawn").Process(target=start, args=(rank,)) for rank in range(2)]
+    spawning = multiprocessing.get_context("spawn")
+    ranks = [spawning.Process(target=start, args=(rank,)) for rank in range(int(sys.argv[2]))]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -103,12 +104,14 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         yield {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def capture_spawned(folder: Path, train: str, profiler: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Capture two ranks that the program spawns itself."""
+def capture_spawned(
+    folder: Path, train: str, profiler: str, ranks: int, exit_code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Capture ranks that the program spawns itself."""
     script = folder / "train.py"
     script.write_text(train + SPAWNED)
     command = [DDP_PROF, "capture", "-o", folder, "--profiler", profiler, "--"]
-    return run_nsys([*command, sys.executable, script, meeting_place(folder), str(exit_code)])
+    return run_nsys([*command, sys.executable, script, meeting_place(folder), str(ranks), str(exit_code)])
 
 
 def meeting_place(folder: Path) -> str:
@@ -229,7 +232,7 @@ def test_ranks_without_ddp_are_marked_from_the_first_forward_pass(tmp_path: Path
 @pytest.mark.nsys
 @pytest.mark.slow
 def test_nightly_ranks_without_ddp_are_known_to_nsys(tmp_path: Path) -> None:
-    done = capture_spawned(tmp_path, SHARDED, "nsys")
+    done = capture_spawned(tmp_path, SHARDED, "nsys", ranks=2)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
     assert "belongs to no step" not in " ".join(done.stdout.split()), "the first forward pass is warm-up, too"
@@ -443,12 +446,13 @@ def train():
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_ranks_that_the_program_spawns_itself_keep_apart_and_its_exit_code_is_told(tmp_path: Path) -> None:
-    """No launcher names them, and at the end they have no process group any more; other tests fork theirs."""
-    done = capture_spawned(tmp_path, ONE_LAYER, "torch", exit_code=3)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_ranks_that_the_program_spawns_itself_keep_apart_and_its_exit_code_is_told(tmp_path: Path, ranks: int) -> None:
+    """No launcher names them, and at the end they have no process group any more; other tests fork several."""
+    done = capture_spawned(tmp_path, ONE_LAYER, "torch", ranks, exit_code=3)
     assert done.returncode == 3, done.stderr
     (run,) = dp.load_runs([tmp_path])  # recorded nevertheless
-    assert [(rank.rank, len(rank.marked_steps)) for rank in run.overlap().ranks] == [(0, 2), (1, 2)]
+    assert [(rank.rank, len(rank.marked_steps)) for rank in run.overlap().ranks] == [(each, 2) for each in range(ranks)]
 
 
 # The recorded window opens and closes with a range, as it does with CUDA's calls on a GPU.
@@ -457,7 +461,7 @@ WINDOW = f"""
 def train():
     import nvtx, os, time
 
-    window, opened = [], sys.argv[3]
+    window, opened = [], sys.argv[4]
     torch.cuda.is_available = lambda: True
     torch.cuda.synchronize = lambda: None
     def start():
@@ -486,7 +490,7 @@ def test_the_first_rank_that_is_done_does_not_cut_off_the_others(
 ) -> None:
     monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
     (script := tmp_path / "train.py").write_text(WINDOW + SPAWNED)
-    program = [sys.executable, str(script), meeting_place(tmp_path), "0", str(tmp_path / "opened")]
+    program = [sys.executable, str(script), meeting_place(tmp_path), "2", "0", str(tmp_path / "opened")]
     planned, _ = job.plan_job(program, tmp_path, "nsys", "2:5", os.environ)
     ours = {"--capture-range=cudaProfilerApi": "--capture-range=nvtx", "--trace=cuda,nvtx": "--trace=nvtx"}
     words = [ours.get(word, word) for word in planned.command]

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ddp_prof.ddp import ShardedOptimizer
 from ddp_prof.errors import CommunicationError
@@ -283,6 +282,8 @@ def test_a_state_is_loaded_by_the_rank_that_saved_it(results: list[dict[str, Any
 
 def peaks(rank: int) -> list[int]:
     """The most bytes of tensors that two steps allocate, state included: of torch's optimizer, and of ours."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported by the server alone: it takes a second
+
     makers: tuple[Any, Any] = ZeroRedundancyOptimizer, ShardedOptimizer
     found = []
     for make in makers:
