@@ -13,6 +13,8 @@ import socket
 import sys
 import traceback
 from contextlib import contextmanager
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +61,9 @@ def _serve(address: str) -> None:
         listening.bind(f"{address}.made")
         listening.listen(64)
         Path(f"{address}.made").rename(address)
-        while True:
+        tests = parent_process()
+        assert tests is not None
+        while tests.sentinel not in wait([listening, tests.sentinel]):  # it ends with the tests, however they end
             asked, _ = listening.accept()
             with asked:
                 if not os.fork():
