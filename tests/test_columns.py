@@ -131,7 +131,7 @@ ADDITIONS = {"step": OF_STEP, "collective": OF_COLLECTIVE, "rank": OF_RANK, "ker
 
 SHOW_ALL = """
 import json, sys
-package, folder, command, frame, docs, trace = sys.argv[1:]
+package, folder, command, frame, docs, trace, page = sys.argv[1:]
 sys.path.insert(0, package)
 from pathlib import Path
 from click.testing import CliRunner
@@ -145,7 +145,8 @@ def run(*arguments):
     assert not result.exit_code, result.output
     return result.stdout
 
-run("report", "-o", folder)
+if page:
+    run("report", "-o", folder)
 (loaded,) = load_runs([trace])
 print(json.dumps({
     "table": run(*command.split()),
@@ -167,7 +168,7 @@ def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added
     place.write_text(before + added.lines + added.before + after, encoding="utf-8")
 
     places = [str(tmp_path), str(tmp_path / "report")]
-    command = [sys.executable, "-c", SHOW_ALL, *places, added.command, added.frame, added.docs, added.trace]
+    command = [sys.executable, "-c", SHOW_ALL, *places, added.command, added.frame, added.docs, added.trace, added.page]
     variables = {"DDP_PROF_CACHE": "off", "COLUMNS": "400", "PATH": ""}
     ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert not ran.returncode, ran.stderr

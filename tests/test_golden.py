@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
+from tests.command_line import each_read_once
 from tests.golden import DOCUMENTS, FOLDER, ROOT, document
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _of_one_reading() -> Iterator[None]:
+    with each_read_once():
+        yield
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

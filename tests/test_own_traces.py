@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
-from tests.command_line import run
+from tests.command_line import each_read_once, run
 from tests.conftest import ROOT
 
 TRACES = sorted((ROOT / "traces").glob("*.sqlite"))
@@ -53,6 +54,12 @@ def test_variants_overlap_as_they_are_meant_to() -> None:
 
 
 H200 = ROOT / "traces" / "h200"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _of_one_reading() -> Iterator[None]:
+    with each_read_once():
+        yield
 
 
 @cache

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import run
+from tests.command_line import each_read_once, run
 from tests.ingest.test_hostile import (
     CALLS,
     KERNEL,
@@ -264,6 +264,7 @@ NAMED = [name for name, (_, code, _) in HOSTILE.items() if "names" in name and n
 
 
 @pytest.mark.parametrize("name", NAMED)
+@each_read_once()
 def test_names_are_shown_as_text(name: str, tmp_path: Path) -> None:
     path = HOSTILE[name][0](tmp_path)
     for command, options in COMMANDS.items():
