@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = {"slow", "browser", "torch"}
     places = {item.path: item.path.relative_to(TESTS).as_posix() not in WAITING for item in items}
     items.sort(key=lambda item: (places[item.path], long.isdisjoint(item.keywords)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process visits all pages: another one would start a Chromium, too, which compiles plotly.js for seconds."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneBrowser(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/browser" if nodeid.startswith("tests/browser/") else str(super()._split_scope(nodeid))
+
+    return OneBrowser(config, log)
 
 
 def pytest_collection_finish() -> None:
