@@ -39,8 +39,9 @@ def console(command: str, *, lines: int | None = None, width: int = WIDTH, folde
 @cache
 def _run_in_terminal(command: str, width: int, folder: Path) -> str:
     """Run a command, once for all pages, in a fork of this process, which has imported what most commands need."""
-    import ddp_prof.runs  # noqa: F401
     from ddp_prof.cli import main
+
+    _json_document(JSON_COMMANDS[0])  # whose keys docs/formats.md shows; forks need not import all of that again
 
     program, *arguments = shlex.split(command)
     assert program == "ddp-prof", command
