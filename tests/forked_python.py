@@ -60,6 +60,7 @@ def _run(
     os.chdir(here)
     for number in (1, 2):
         os.dup2(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))  # Python has read that of the server
     if prepare:
         prepare()
     sys.argv = ["-c", *words]
