@@ -126,7 +126,7 @@ def _make_elsewhere(
     """Write the pages as :func:`make_pages` does; other processes make them, and this one writes them."""
     tasks = []
     for run, place in zip(runs, places, strict=True):
-        of_run = {"files": run.files, "options": run.options, "notes": run.notes, "folder": run.folder}
+        of_run = {name: getattr(run, name) for name in ("files", "options", "notes", "folder", "file_name")}
         tasks.append(
             pack_task(run.files[0], _make_page_files, {**of_run, "measured": run.measured, "made": run.made}, place)
         )

@@ -33,7 +33,7 @@ def find_drawings(runs: Sequence[Run]) -> KeptResults | None:
     with the same label apart, would be a part of the page.
     """
     (run, *others) = runs
-    return None if others or run.folder else run.kept_results()
+    return None if others or run.folder or run.file_name else run.kept_results()
 
 
 def draw_timelines(
