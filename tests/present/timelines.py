@@ -53,19 +53,19 @@ def steps_of(*lengths: int) -> Trace:
     return draw_trace(ranges=ranges, launches={"main": launches}, streams={7: streams}, character_ns=1000)
 
 
-def busy_run() -> Source:
+def busy_run(kernels: int = KERNELS) -> Source:
     """Steps of a microsecond a kernel, on two streams; collectives beside every tenth."""
     chance = np.random.default_rng(0)
-    start = 1000 * np.arange(KERNELS) + chance.integers(0, 300, KERNELS)
-    length = chance.integers(100, 700, KERNELS)
-    kinds = np.where(np.arange(KERNELS) % 10, Category.COMPUTE, Category.COMMUNICATION)
+    start = 1000 * np.arange(kernels) + chance.integers(0, 300, kernels)
+    length = chance.integers(100, 700, kernels)
+    kinds = np.where(np.arange(kernels) % 10, Category.COMPUTE, Category.COMMUNICATION)
     drawn = draw_trace(ranges={f"step|index={index}": "." * index + "#" for index in range(10)})
     rows = [
         {"start_ns": at, "end_ns": at + ns, "process": PID, "device": 0, "lane": 7 + 2 * kind, "name_id": kind,
          "kind": Kind.KERNEL, "category": kind, "correlation": row, "bytes": UNKNOWN}
         for row, (at, ns, kind) in enumerate(zip(start.tolist(), length.tolist(), kinds.tolist(), strict=True))
     ]  # fmt: skip
-    scale = 1000 * KERNELS // 10
+    scale = 1000 * kernels // 10
     calls = [{"start_ns": at, "process": PID, "lane": PID, "correlation": row} for row, at in enumerate(start.tolist())]
     spans = replace(drawn.spans, start_ns=drawn.spans.start_ns * scale, end_ns=drawn.spans.end_ns * scale,
                     name_id=drawn.spans.name_id + 2)  # fmt: skip
