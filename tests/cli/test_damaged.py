@@ -22,13 +22,12 @@ from ddp_prof.analyze.core.recording import CLOCKS
 from tests.cli.test_one_value import COMMANDS, OPTIONS, Document, Entity, documents_of, entities_of
 from tests.command_line import each_read_once, run
 from tests.conftest import ROOT
-from tests.night import but_the_largest
 
 H200 = ROOT / "traces" / "h200" / "nccl"
 CAPTURES = [H200 / "overlap.sqlite", H200 / "bucketed_10mb.sqlite", H200 / "naive.sqlite", H200 / "fsdp.rank0.json.gz"]
 OTHERS = ROOT.parent / "shared" / "traces"
 FOREIGN = [
-    path
+    pytest.param(path, marks=pytest.mark.nightly)  # tests/runs/test_damage.py damages the second one in every gate
     for name in ("nsys2026_2_two_processes_h100", "nsys2022_4_ddp_unet_a100_rank0of4")
     if (path := OTHERS / f"{name}.sqlite").exists()
 ]
@@ -141,7 +140,7 @@ def figures_of(documents: dict[str, Document]) -> Iterator[tuple[str, Entity, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", but_the_largest([*CAPTURES, *FOREIGN]), ids=lambda path: path.name)
+@pytest.mark.parametrize("trace", [*CAPTURES, *FOREIGN], ids=lambda path: path.name)
 def test_a_shifted_clock_leaves_nothing_that_rests_on_launches(trace: Path, tmp_path: Path) -> None:
     copy, _ = damaged(trace, tmp_path, "shift")
     with each_read_once():

@@ -29,6 +29,7 @@ def summary(*arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("trace", [TRACES / "overlap.sqlite", TRACES], ids=["file", "folder"])
 @pytest.mark.slow
+@each_read_once()
 def test_a_path_stands_for_its_summary(trace: Path) -> None:
     assert run(trace).stdout == run("summary", trace).stdout
     assert run("--format", "json", trace).stdout == run("summary", "--format", "json", trace).stdout
