@@ -715,6 +715,16 @@ def of_ranks(folder: Path, *ranks: Capture) -> list[Path]:
     return [write_kineto(folder / f"x.rank{rank}.json", of, rank=rank) for rank, of in enumerate(ranks)]
 
 
+def test_a_process_of_unknown_rank_may_be_the_missing_one(tmp_path: Path) -> None:
+    """One of two ranks was recorded by nsys, which does not tell its number."""
+    files = [write_capture(tmp_path / "x.sqlite", usual()), write_kineto(tmp_path / "y.json", usual(), rank=1)]
+    document = json.loads(run("skew", "--one-run", "--format", "json", *files).stdout)
+    assert document["alignment"]["missing_ranks"] == []
+    assert not any("not among the traces" in warning for warning in document["warnings"])
+    alone = json.loads(run("skew", "--format", "json", files[1]).stdout)
+    assert alone["alignment"]["missing_ranks"] == [0]
+
+
 def test_ranks_that_recorded_other_steps_are_said_to(tmp_path: Path) -> None:
     late = usual()
     late.ranges[:] = [replace(one, name=one.name.replace("#", "#10")) for one in late.ranges]

@@ -193,6 +193,9 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
     present = {rank.rank for rank in ranks if rank.rank is not None}
     world = max((rank.world_size or 0 for rank in ranks), default=0)
     missing = tuple(sorted(set(range(world)) - present)) if present else ()
+    # Processes whose rank is not known may be those.
+    if len({(rank.clock, rank.process) for rank in ranks if rank.rank is None}) >= len(missing):
+        missing = ()
     if len(files) < 2:
         return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(file, 0, 0, 0.0, 0) for file in files))
     # `base` is the difference of each file's clock from the first file's by UTC; 0 if a file does not tell its UTC.
