@@ -715,6 +715,19 @@ def of_ranks(folder: Path, *ranks: Capture) -> list[Path]:
     return [write_kineto(folder / f"x.rank{rank}.json", of, rank=rank) for rank, of in enumerate(ranks)]
 
 
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_a_step_before_a_gap_does_not_last_until_the_gap_ends(how: str, tmp_path: Path) -> None:
+    """Step 3 was cut out; where the host runs ahead, step 2 was said to last 2 ms."""
+    ahead = changed(usual(8), lambda _, one: replace(one, start=one.start + 1500 * US, end=one.end + 1500 * US))
+    begin, end = (10 + STEP * 3) * US, (10 + STEP * 4) * US
+    kernels = [one for one in ahead.kernels if not begin <= (one.launch or 0) < end]
+    ranges = [one for one in ahead.ranges if not begin <= one.start < end]
+    trace = written("", replace(ahead, kernels=kernels, ranges=ranges), how, tmp_path)
+    (rank,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
+    lengths = {one["step"]: one["length"]["ns"] for one in rank["steps"]}
+    assert lengths == dict.fromkeys((0, 1, 4, 5, 6), STEP * US) | {2: None, 7: None}
+
+
 def test_a_process_of_unknown_rank_may_be_the_missing_one(tmp_path: Path) -> None:
     """One of two ranks was recorded by nsys, which does not tell its number."""
     files = [write_capture(tmp_path / "x.sqlite", usual()), write_kineto(tmp_path / "y.json", usual(), rank=1)]

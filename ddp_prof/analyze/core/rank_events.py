@@ -730,7 +730,7 @@ class _Builder:
             rank=self.trace.ranks.get(self.process),
             events=events,
             steps=steps,
-            is_followed=np.arange(1, len(steps) + 1) < len(steps),
+            is_followed=_are_followed(steps),
             phases=self.phases,
             collective_ranges=self.ranges,
             has_steps=has_steps,
@@ -740,6 +740,19 @@ class _Builder:
             recording=self.recording,
             dependencies=self.dependencies,
         )
+
+
+def _are_followed(steps: Steps) -> Mask:
+    """Return for each step whether the next one followed it in the program.
+
+    It did not if its number is further away than usual: steps between them are missing in the trace, as where the
+    profiler paused.
+    """
+    number = steps.number
+    by = np.diff(number)
+    is_later = (number[1:] != UNKNOWN) & (number[:-1] != UNKNOWN) & (by > 0)
+    is_far = is_later & (by > np.median(by[is_later], keepdims=True)) if is_later.any() else is_later
+    return np.append(~is_far, False)[: len(steps)]
 
 
 def _without_uncounted(rank: RankEvents) -> RankEvents:
