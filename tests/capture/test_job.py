@@ -642,8 +642,8 @@ def test_steps_bound_the_recording(plan: Any) -> None:
 
 
 def test_print_runs_nothing(tmp_path: Path) -> None:
-    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--print", "--", "touch", "x y"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--print", "--", "touch", "x y")
+    assert done.exit_code == 0
     words = shlex.split(done.stdout)
     assert words[0] == "env"
     assert words[-2:] == ["touch", "x y"]
@@ -685,14 +685,12 @@ def test_a_monitor_that_measured_nothing_is_told(tmp_path: Path) -> None:
     "options", [["4"], ["x"], ["10:0"], ["6:5"], ["10", "--steps", "1:5"], ["10", "--profiler", "nsys"]]
 )
 def test_wrong_measurements_are_wrong_usage(options: list[str]) -> None:
-    done = subprocess.run([DDP_PROF, "capture", "--every", *options, "--", "true"], capture_output=True, check=False)
-    assert done.returncode == 2
+    assert run("capture", "--every", *options, "--", "true").exit_code == 2
 
 
 @pytest.mark.parametrize("steps", ["3", "5:5", "a:b", "9:2"])
 def test_wrong_steps_are_wrong_usage(steps: str) -> None:
-    done = subprocess.run([DDP_PROF, "capture", "--steps", steps, "--", "true"], capture_output=True, check=False)
-    assert done.returncode == 2
+    assert run("capture", "--steps", steps, "--", "true").exit_code == 2
 
 
 def test_each_trace_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
