@@ -45,7 +45,8 @@ def in_parts(rows: int, compute: Callable[[slice], Ints]) -> Ints:
 
 def in_file(column: Ints) -> Ints:
     """Return a column that is to be kept; if it is long, in a memory-mapped file."""
-    return column if len(column) <= MOST_ROWS_IN_MEMORY else in_parts(len(column), column.__getitem__)
+    takes_none = not column.strides[0] or isinstance(getattr(column.base, "obj", None), mmap.mmap)
+    return column if takes_none or len(column) <= MOST_ROWS_IN_MEMORY else in_parts(len(column), column.__getitem__)
 
 
 def in_order(values: Ints, order: Ints) -> Ints:

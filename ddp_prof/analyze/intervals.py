@@ -51,7 +51,8 @@ class Intervals:
         nth = np.arange(len(row)) - np.repeat(np.cumsum(met) - met, met)
         cut = first[row] + nth
         return Intervals(
-            np.maximum(few.start_ns[row], many.start_ns[cut]), np.minimum(few.end_ns[row], many.end_ns[cut])
+            in_parts(len(cut), lambda part: np.maximum(few.start_ns[row[part]], many.start_ns[cut[part]])),
+            in_parts(len(cut), lambda part: np.minimum(few.end_ns[row[part]], many.end_ns[cut[part]])),
         )
 
     def _within(self, start_ns: int, end_ns: int) -> Intervals:
@@ -75,8 +76,8 @@ class Intervals:
             return self
         start = np.sort(np.concatenate([self.start_ns, common.end_ns]), kind="stable")
         end = np.sort(np.concatenate([common.start_ns, self.end_ns]), kind="stable")
-        some = end > start
-        return Intervals(start[some], end[some])
+        some = np.flatnonzero(end > start)
+        return Intervals(in_order(start, some), in_order(end, some))
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """Return how much (ns) of each interval ``[start, end)`` lies in this set.

@@ -25,7 +25,7 @@ from ddp_prof.ingest.call_order import infer_waits
 from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns
 from ddp_prof.ingest.names import NameTable, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
-from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, read_rows
+from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, process_ids, read_rows
 from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
@@ -211,7 +211,7 @@ def _build(
         names=tuple(names),
         activities=select(activities, counts["activities"]),
         spans=select(spans, counts["ranges"]),
-        calls=select(Calls(calls["start"], _process_ids(tid), _threads(tid), calls["correlationId"]), counts["calls"]),
+        calls=select(Calls(calls["start"], process_ids(tid), _threads(tid), calls["correlationId"]), counts["calls"]),
         synchronizations=waits.calls,
         sync_source=waits.source,
         sync_reason=waits.reason,
@@ -284,14 +284,6 @@ def _require_export(file: ExportTables) -> None:
             f"{file.kind}, but no Nsight Systems export (it holds {found})",
             "record the job with nsys profile, and export its report with nsys export",
         )
-
-
-def _process_ids(global_id: Ints) -> Ints:
-    """Return the process in each global id; if all are of one process, the usual case, the column takes no memory."""
-    low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
-    if low == high:
-        return constant_column(low & 0xFFFFFF, len(global_id))
-    return in_parts(len(global_id), lambda rows: (global_id[rows] >> 24) & 0xFFFFFF)
 
 
 def _threads(global_id: Ints) -> Ints:
@@ -401,7 +393,7 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
     return Activities(
         start_ns=columns["start"],
         end_ns=_ends(columns["start"], columns["end"]),
-        process=np.where(pid == UNKNOWN, UNKNOWN, _process_ids(pid)) if UNKNOWN in pid else _process_ids(pid),
+        process=np.where(pid == UNKNOWN, UNKNOWN, process_ids(pid)) if UNKNOWN in pid else process_ids(pid),
         device=columns["deviceId"],
         lane=columns["streamId"],
         name_id=names.fill_unknown(names_of_all, enrich.UNNAMED_KERNEL),
@@ -533,7 +525,7 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, 
     return Spans(
         start_ns=start,
         end_ns=_ends(start, end),
-        process=_process_ids(tid),
+        process=process_ids(tid),
         lane=_threads(tid),
         name_id=names.fill_unknown(name_id, enrich.UNNAMED_RANGE),
         is_start_end=in_parts(len(start), lambda rows: (column["eventType"][rows] == _START_END).astype(np.int64)),

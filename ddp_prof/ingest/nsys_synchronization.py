@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddp_prof.growing_column import in_parts
 from ddp_prof.ingest.export_tables import ExportTables
 from ddp_prof.ingest.names import ORDERING_CALLS
 from ddp_prof.table import (
@@ -30,6 +31,7 @@ from ddp_prof.table import (
     Mask,
     Sequences,
     begins_run,
+    concatenate_columns,
     constant_column,
     count_before,
     fill,
@@ -51,6 +53,14 @@ after their record."""
 NOT_RECORDED = "no stream waits were recorded"
 NO_CALLS = "no CUDA API calls were recorded"
 NO_EVENTS = "event records were not recorded (nsys profile --cuda-event-trace=true records them)"
+
+
+def process_ids(global_id: Ints) -> Ints:
+    """Return the process in each global id; if all are of one process, the usual case, the column takes no memory."""
+    low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
+    if low == high:
+        return constant_column(low & 0xFFFFFF, len(global_id))
+    return in_parts(len(global_id), lambda rows: (global_id[rows] >> 24) & 0xFFFFFF)
 
 
 class Found(NamedTuple):
@@ -130,7 +140,7 @@ def _calls(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> Synchroni
         kind=np.array([kinds[number] for number in numbers.tolist()], np.int64)[np.searchsorted(numbers, name)],
         start_ns=start,
         end_ns=np.maximum(start, end),
-        process=tid >> 24 & 0xFFFFFF,
+        process=process_ids(tid),
         thread=tid & 0xFFFFFF,
         correlation=columns["correlationId"][rows],
     )
@@ -143,8 +153,8 @@ def _match_calls(calls: Synchronizations, table: dict[str, Ints]) -> Ints:
     If several calls of the process have that number, it is the latest call before the row. If the table has no times,
     its rows with one number are taken to be in the order of the calls.
     """
-    process, number, count = table["globalPid"] >> 24 & 0xFFFFFF, table["correlationId"], len(calls)
-    _, group = distinct_rows(np.concatenate([calls.process, process]), np.concatenate([calls.correlation, number]))
+    process, number, count = process_ids(table["globalPid"]), table["correlationId"], len(calls)
+    _, group = distinct_rows(concatenate_columns([calls.process, process]), np.concatenate([calls.correlation, number]))
     of_calls, of_rows = group[:count], group[count:]
     has_several = np.bincount(of_calls, minlength=len(group))[of_rows] > 1
     if not has_several.any():  # as in most captures: times do not matter
@@ -182,7 +192,7 @@ def _match_by_event(
         from_start: Processes that were recorded from their start.
     """
     # The records in the event table, with the times and threads of their calls.
-    process, rows = events["globalPid"] >> 24 & 0xFFFFFF, len(events["globalPid"])
+    process, rows = process_ids(events["globalPid"]), len(events["globalPid"])
     is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
     call = take_or_unknown(is_record, _match_calls(select(calls, is_record), events))
     records = fill(
@@ -204,7 +214,7 @@ def _match_by_event(
     is_kept = calls.kind != SyncKind.RECORD
     waits = select(calls, is_kept)
     _, handle = distinct_rows(
-        np.concatenate([process, waits.process]), np.concatenate([events["eventId"], event[is_kept]])
+        concatenate_columns([process, waits.process]), np.concatenate([events["eventId"], event[is_kept]])
     )
     places = records.correlation, waits.correlation
     # Repeated numbers give no order. Calls are sorted by number, so most often comparing neighbours tells.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze import intervals
+from ddp_prof import growing_column
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from tests.drawing import column, instants, picture_of
 
@@ -62,13 +62,13 @@ def test_algebra_agrees_with_sets_of_instants(a: list[tuple[int, int]], b: list[
         assert np.all(got.start_ns[1:] > got.end_ns[:-1])
 
 
-@given(pairs, pairs, st.sampled_from([2, intervals._BLOCK]))
+@given(pairs, pairs, st.sampled_from([2, growing_column._PART_ROWS]))
 def test_covered_counts_the_common_instants_of_each_interval(
-    of: list[tuple[int, int]], windows: list[tuple[int, int]], block: int
+    of: list[tuple[int, int]], windows: list[tuple[int, int]], part: int
 ) -> None:
     windows = [(min(pair), max(pair)) for pair in windows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intervals, "_BLOCK", block)
+        patch.setattr(growing_column, "_PART_ROWS", part)
         got = united(of).covered_ns(column(a for a, _ in windows), column(b for _, b in windows))
     assert got.tolist() == [len(members(of) & members([window])) for window in windows]
 

@@ -20,14 +20,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_prof.growing_column import in_order, in_parts, joined
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.figure import box_label, box_title
 from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Lane, RankExposure
+from ddp_prof.table import begins_run
 from ddp_prof.trace import UNKNOWN, Ints, distinct_rows, select, take_or_unknown
 
 LONGEST_TITLE = 1000
@@ -79,16 +82,17 @@ class PackedBoxes:
     Attributes:
         rows: The rows of the boxes.
         tables: The shape of each table.
-        packed: The tables one after the other; in each, its columns one after the other.
+        packed: The tables one after the other; in each, its columns one after the other, in pieces.
     """
 
     rows: tuple[PackedRow, ...]
     tables: tuple[PackedTable, ...]
-    packed: bytes
+    packed: tuple[bytes, ...]
 
     def compressed(self) -> bytes:
         """Return the bytes as a page holds them, where they are in base64: compressed."""
-        return zlib.compress(self.packed, _COMPRESSION)
+        compressor = zlib.compressobj(_COMPRESSION)
+        return b"".join([*map(compressor.compress, self.packed), compressor.flush()])
 
 
 class Titles:
@@ -116,16 +120,14 @@ class Titles:
             title = box_title(lane, category, name_id, bucket, LONGEST_TITLE)
             key = (title, box_label(lane, category, name_id, bucket), bucket)
             ids.append(self.titles.setdefault(key, len(self.titles)))
-        numbered: Ints = np.array(ids, np.int64)[which]
-        return numbered
+        return in_order(np.array(ids, np.int64), which)
 
     def shape_of(self, lane: Lane, boxes: Boxes) -> Ints:
         """Return the number of each box's launch shape and registers; shapes that are new get a number."""
         first, which = distinct_rows(boxes.shape, boxes.registers)
         used = zip(boxes.shape[first].tolist(), boxes.registers[first].tolist(), strict=True)
         keys = [("" if shape == UNKNOWN else lane.names[shape], registers) for shape, registers in used]
-        numbered: Ints = np.array([self.shapes.setdefault(key, len(self.shapes)) for key in keys], np.int64)[which]
-        return numbered
+        return in_order(np.array([self.shapes.setdefault(key, len(self.shapes)) for key in keys], np.int64), which)
 
 
 def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
@@ -154,7 +156,7 @@ def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
     table, packed = _pack_rows(positioned, titles)
     columns = {"rank": ranks, "time": [_differences(np.concatenate(extra))]}
     others, more = pack_table(sum(map(len, extra)), columns)
-    return PackedBoxes(_rows(lanes), (table, others), packed + more)
+    return PackedBoxes(_rows(lanes), (table, others), (*packed, *more))
 
 
 def pack_folded(
@@ -188,7 +190,7 @@ def pack_folded(
     exposed = _exposed(shown.rows, explained)
     needs = _needs(shown.rows, explained, titles)
     tables = (table, launches, *(pack_table(len(columns["box"][0]), columns) for columns in (exposed, needs)))
-    return PackedBoxes(rows, tuple(shape for shape, _ in tables), b"".join(packed for _, packed in tables))
+    return PackedBoxes(rows, tuple(shape for shape, _ in tables), tuple(chain(*(packed for _, packed in tables))))
 
 
 def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
@@ -205,7 +207,7 @@ def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
     return tuple(packed)
 
 
-def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable, bytes]:
+def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable, list[bytes]]:
     """Pack the table of boxes, with the columns that the module's docstring lists."""
     tables = [placed.lane.boxes for placed in lanes]
     columns = {
@@ -222,10 +224,14 @@ def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable
 def _times(lanes: Sequence[PlacedLane], rank: int) -> Ints:
     """Return the sorted, distinct times at which boxes of a rank start or end, without those of ``where time goes``."""
     own = [placed.lane.boxes for placed in lanes if placed.rank == rank and placed.lane.kind != STRIP]
+    times, first = np.empty(2 * sum(map(len, own)), np.int64), 0
+    for boxes in own:
+        last = first + 2 * len(boxes)
+        times[first:last:2], times[first + 1 : last : 2] = boxes.start_ns, boxes.end_ns
+        first = last
     # The times of a row are sorted already; a stable sort makes use of that and takes a fraction of the time.
-    times = np.sort(_joined([np.stack([boxes.start_ns, boxes.end_ns], axis=1).ravel() for boxes in own]), kind="stable")
-    # Keep the first of equal times.
-    return times[np.diff(times, prepend=times[:1] - 1) > 0]
+    times.sort(kind="stable")
+    return times[begins_run(times)]  # the first of equal times
 
 
 def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
@@ -255,11 +261,15 @@ def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
     """
     places = {rank: _places(folded, rank) for rank in {row.placed.rank for row in shown}}
     # An index of 0 (no call), or one after the last call, finds UNKNOWN.
-    found = _joined([places[row.placed.rank].take(row.boxes.call + 1, mode="clip") for row in shown])
-    known = found != UNKNOWN
+    found = _joined([_take_clipped(places[row.placed.rank], row.boxes.call) for row in shown])
+    known = np.flatnonzero(found != UNKNOWN)
     links = np.zeros(len(found), np.int64)
-    links[known] = 2 * _differences(found[known]) + 1
+    links[known] = 2 * _differences(in_order(found, known)) + 1
     return links
+
+
+def _take_clipped(places: Ints, call: Ints) -> Ints:
+    return in_parts(len(call), lambda rows: places.take(call[rows] + 1, mode="clip"))
 
 
 def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
@@ -362,7 +372,7 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
     return columns | {"box": [_differences(columns["box"][0])]}
 
 
-def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, bytes]:
+def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, list[bytes]]:
     """Pack columns as planes of bytes.
 
     Args:
@@ -370,7 +380,7 @@ def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[Packed
         columns: The columns by name; each is given in parts, which are encoded one by one.
 
     Returns:
-        The shape of the table, and its bytes.
+        The shape of the table, and its bytes in pieces.
     """
     shapes: dict[str, list[tuple[int, int]]] = {}
     packed: list[bytes] = []
@@ -379,7 +389,7 @@ def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[Packed
         shapes[name] = [block.shape for block in blocks]
         for at in range(max(map(len, blocks), default=0)):  # a plane of all blocks, then the next one
             packed += (block[at].tobytes() for block in blocks if at < len(block))
-    return PackedTable(rows, shapes), b"".join(packed)
+    return PackedTable(rows, shapes), packed
 
 
 def _byte_planes(column: Ints) -> NDArray[np.uint8]:
@@ -398,7 +408,7 @@ def _byte_planes(column: Ints) -> NDArray[np.uint8]:
 
 
 def _joined(columns: list[Ints]) -> Ints:
-    return np.concatenate(columns) if columns else np.empty(0, np.int64)
+    return joined(columns) if columns else np.empty(0, np.int64)
 
 
 def _differences_to_column(columns: Sequence[Ints], before: Sequence[Ints]) -> Iterator[Ints]:

@@ -11,12 +11,24 @@ import numpy as np
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union_of_one
 from ddp_prof.analyze.overlap import RankOverlap
+from ddp_prof.growing_column import in_file, in_order, in_parts, joined
 from ddp_prof.present import theme
 from ddp_prof.present.text import milliseconds, percent
 from ddp_prof.present.timeline import model
 from ddp_prof.present.timeline.model import Boxes, Lane, RankExposure
 from ddp_prof.range_names import PHASES, PROCESS
-from ddp_prof.table import concatenate, distinct, empty, fill, positions, select, take_or_unknown
+from ddp_prof.table import (
+    concatenate,
+    concatenate_columns,
+    constant_column,
+    distinct,
+    empty,
+    fill,
+    positions,
+    select,
+    take_in_parts,
+    take_or_unknown,
+)
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, Trace
 
 _SHOWN_AS = {
@@ -123,20 +135,20 @@ def _device_boxes(
         consumer: For each activity, the row in ``explained`` of the first collective that it needs.
     """
     trace, activities = rank.trace, rank.trace.activities
-    start, end = activities.start_ns[rows], activities.end_ns[rows]
+    start, end = in_order(activities.start_ns, rows), in_order(activities.end_ns, rows)
     ranges, launched_in = rank.collective_ranges, rank.collective_ranges.ranges_of_activities(trace, rows)
-    phase, recorded = take_or_unknown(rank.events.phase, event), activities.bytes[rows]
+    phase, recorded = take_in_parts(rank.events.phase, event), in_order(activities.bytes, rows)
     columns = {
-        "name_id": activities.name_id[rows],
-        "step": take_or_unknown(rank.step_keys, take_or_unknown(rank.events.step, event)),
-        "bucket": take_or_unknown(ranges.bucket, launched_in),
+        "name_id": in_order(activities.name_id, rows),
+        "step": take_in_parts(rank.step_keys, take_in_parts(rank.events.step, event)),
+        "bucket": take_in_parts(ranges.bucket, launched_in),
         "bytes": np.where(recorded == UNKNOWN, take_or_unknown(ranges.bytes, launched_in), recorded),
         "phase": phase,
         # Where the clocks disagree, a launch has no place on the device's clock.
-        "call": np.full(len(rows), UNKNOWN) if rank.clocks_disagree else trace.launching_calls[rows],
+        "call": constant_column(UNKNOWN, len(rows)) if rank.clocks_disagree else in_order(trace.launching_calls, rows),
     }
     if trace.shape_id is not None and trace.registers is not None:
-        columns |= {"shape": trace.shape_id[rows], "registers": trace.registers[rows]}
+        columns |= {"shape": in_order(trace.shape_id, rows), "registers": in_order(trace.registers, rows)}
     # A collective is found by the times and the stream of its whole operation, which may be several activities.
     if category == Category.COMMUNICATION:
         parts = rank.operation_parts
@@ -174,10 +186,12 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     if not len(rank.including_warmup.events) or rank.hides_backward:  # idle time is not known either
         return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
     divided = divide(rank.including_warmup, view)
-    start = np.concatenate([part.start_ns for part in divided.values()])
-    category = np.repeat([CODE[name] for name in divided], list(map(len, divided.values())))
+    start = concatenate_columns([part.start_ns for part in divided.values()])
+    category = concatenate_columns([constant_column(CODE[name], len(part)) for name, part in divided.items()])
+    del divided
     order = np.argsort(start, kind="stable")
-    start, category = start[order], category[order]
+    start, category = in_order(start, order), in_order(category, order)
+    del order
     # Boxes are cut where a step, or a gap between steps, begins, so that each lies in one step or in none.
     begins, owners = _owners(rank)
     at = np.searchsorted(start, begins, side="right")
@@ -186,7 +200,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     at = at[is_inside]
     start, category = np.insert(start, at, begins[is_inside]), np.insert(category, at, category[at - 1])
     # The parts leave no gap: each box ends where the next one starts. A step has the boxes up to where the next begins.
-    end = np.append(start[1:], view.end_ns)[: len(start)]
+    end = joined([start[1:], np.full(min(1, len(start)), view.end_ns)])
     borders = np.concatenate([[0], np.searchsorted(start, begins), [len(start)]])
     step = np.repeat(np.append(UNKNOWN, owners), np.diff(borders))
     level = np.broadcast_to(np.int64(0), len(start))
@@ -337,12 +351,12 @@ def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
     seen = np.flatnonzero(is_seen & (calls.process == rank.process))
     for thread in distinct(calls.lane[seen]):
         rows = seen[calls.lane[seen] == thread]
-        start, end = calls.start_ns[rows], details.end_ns[rows]
+        start, end = in_order(calls.start_ns, rows), in_order(details.end_ns, rows)
         boxes = make_boxes(
             view,
             (start, end),
             theme.CALL,
-            name_id=details.name_id[rows],
+            name_id=in_order(details.name_id, rows),
             step=rank.step_at(start),
             call=rows,
             level=nest(start, end),
@@ -390,12 +404,12 @@ def stack(start_ns: Ints, end_ns: Ints) -> Ints:
         ..222222..
     """
     # Intervals that follow each other all have row 0.
-    level = np.zeros(len(start_ns), np.int64)
     if np.all(start_ns[1:] >= end_ns[:-1]):
-        return level
+        return constant_column(0, len(start_ns))
     order = np.argsort(start_ns, kind="stable")
     if np.all(start_ns[order][1:] >= end_ns[order][:-1]):
-        return level
+        return constant_column(0, len(start_ns))
+    level = np.zeros(len(start_ns), np.int64)
     # Only an interval that meets another one can have a row below the first: it starts before the end of an earlier
     # one, or the next one starts before its end or that of an earlier one.
     start, end = start_ns[order], end_ns[order]
@@ -426,7 +440,7 @@ def nest(start_ns: Ints, end_ns: Ints) -> Ints:
     If intervals cross, which push/pop ranges of a thread never do, all are placed by :func:`stack` instead.
     """
     if np.all(start_ns[1:] >= np.maximum(end_ns, start_ns + 1)[:-1]):
-        return np.zeros(len(start_ns), np.int64)
+        return constant_column(0, len(start_ns))
     order = np.lexsort((-end_ns, start_ns))
     start, end = start_ns[order], end_ns[order]
     # The row is the number of intervals that began before and have not ended.
@@ -456,5 +470,9 @@ def make_boxes(view: View, times: tuple[Ints, Ints], category: Ints | str, **col
         category = np.broadcast_to(np.int64(CODE[category]), len(start_ns))
     if "level" not in columns:
         columns["level"] = stack(start_ns, end_ns)
-    own = {"start_ns": start_ns - view.zero_ns, "end_ns": end_ns - view.zero_ns, "category": category}
-    return fill(Boxes, len(start_ns), **own, **columns)
+    own = {
+        "start_ns": in_parts(len(start_ns), lambda rows: start_ns[rows] - view.zero_ns),
+        "end_ns": in_parts(len(end_ns), lambda rows: end_ns[rows] - view.zero_ns),
+        "category": category,
+    }
+    return fill(Boxes, len(start_ns), **{name: in_file(column) for name, column in {**own, **columns}.items()})

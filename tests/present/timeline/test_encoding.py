@@ -35,9 +35,9 @@ COMPUTE_CODE = theme.CATEGORIES.index(theme.COMPUTE)
 NUMBERS = st.integers(-(2**40), 2**40)
 
 
-def unpack(tables: Iterable[PackedTable], packed: bytes) -> list[dict[str, list[int]]]:
+def unpack(tables: Iterable[PackedTable], packed: Iterable[bytes]) -> list[dict[str, list[int]]]:
     """As naive as can be: byte by byte."""
-    found, rest = [], iter(packed)
+    found, rest = [], iter(b"".join(packed))
     for rows, columns in tables:
         numbers: dict[str, list[int]] = {}
         for name, blocks in columns.items():
@@ -57,7 +57,7 @@ def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
     titles = Titles()
     packed = pack_boxes([PlacedLane(0, place, lane) for place, lane in enumerate(lanes)], titles)
-    columns, _ = unpack(packed.tables, zlib.decompress(packed.compressed()))
+    columns, _ = unpack(packed.tables, [zlib.decompress(packed.compressed())])
     names = list(titles.titles)
     rows = [row for row in packed.rows for _ in range(len(row.boxes))]
     boxes, time, step = [], 0, 0

@@ -28,7 +28,7 @@ def test_numbers_come_back(node: Node, bits: int) -> None:
         read = node.ask(
             """(([base64, tables]) => unpack(bytesOf(atob(base64)), tables).map((columns) =>
             Object.fromEntries(Object.entries(columns).map(([name, numbers]) => [name, [...numbers]]))))(argument)""",
-            [base64.b64encode(packed).decode(), [table]],
+            [base64.b64encode(b"".join(packed)).decode(), [table]],
         )
         assert read == [columns]
 
