@@ -10,7 +10,8 @@ A marker says which script runs a test: ``nightly`` (scripts/dev/nightly.sh, lik
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,10 @@ def is_left_to_the_night(markers: Iterable[str], expression: str, is_nightly: bo
 LARGEST_CAPTURE = "nsys2026_2_two_processes_h100"
 
 
+ALIKE = {"bucketed_100mb", "bucketed_1mb", "flat", "overlap", "sharded", "torch", "torch_gradient_as_bucket_view"}
+"""Variants in traces/ beside which another one was recorded alike: what holds of any capture is asked of that."""
+
+
 def but_the_largest(captures: Iterable[Any]) -> list[Any]:
     """Captures, or their names, to call a test with, of which the gate leaves the largest to the night.
 
@@ -37,3 +42,11 @@ def but_the_largest(captures: Iterable[Any]) -> list[Any]:
     """
     by_night = pytest.mark.nightly
     return [pytest.param(one, marks=by_night) if LARGEST_CAPTURE in str(one) else one for one in captures]
+
+
+def one_of_each_kind(captures: Sequence[Path]) -> list[Any]:
+    """Captures to call a test with, of which the gate leaves the largest and those in :data:`ALIKE` to the night."""
+    is_alike = [one.name.partition(".")[0] in ALIKE for one in captures]
+    by_night = pytest.mark.nightly
+    found = but_the_largest(captures)
+    return [pytest.param(one, marks=by_night) if alike else one for one, alike in zip(found, is_alike, strict=True)]

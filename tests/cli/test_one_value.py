@@ -18,6 +18,7 @@ from tests.cli.test_reported import CASES, written
 from tests.command_line import each_read_once, run
 from tests.conftest import ROOT
 from tests.examples import examples
+from tests.night import one_of_each_kind
 from tests.nsys_factory import capture_of, write_capture
 
 COMMANDS = ("summary", "overlap", "collectives", "critical", "skew", "kernels", "compare", "info", "check", "doctor")
@@ -235,7 +236,7 @@ def check(trace: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", OWN, ids=lambda path: path.name)
+@pytest.mark.parametrize("trace", one_of_each_kind(OWN), ids=lambda path: path.name)
 def test_of_our_captures(trace: Path) -> None:
     check(trace)
 

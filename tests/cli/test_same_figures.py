@@ -15,7 +15,7 @@ from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import timeline_sources
 from tests.command_line import csv_rows, each_read_once, run
 from tests.conftest import ROOT
-from tests.night import but_the_largest
+from tests.night import one_of_each_kind
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 from tests.nsys_factory import STEP_NS as STEP_OF_BUCKET
 
@@ -170,7 +170,7 @@ CAPTURES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", but_the_largest(CAPTURES), ids=lambda path: path.name)
+@pytest.mark.parametrize("trace", one_of_each_kind(CAPTURES), ids=lambda path: path.name)
 def test_what_two_commands_print_is_one_figure(trace: Path) -> None:
     """Steps, collectives, times and shares of overlap, collectives, kernels, info, compare, summary and check."""
     with each_read_once():

@@ -13,6 +13,7 @@ from ddp_prof.analyze.quality import NOTHING
 from tests.command_line import each_read_once, run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
+from tests.night import ALIKE
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -354,10 +355,6 @@ def test_the_answer_comes_first_and_no_path_twice() -> None:
     assert lines[0].split(maxsplit=1)[0] == "gain"
     assert [line.split()[0] for line in lines[-2:]] == ["read", "next"]
     assert sum(str(trace) in line for line in lines) == 1, "the next command"
-
-
-ALIKE = {"bucketed_100mb", "bucketed_1mb", "flat", "overlap", "sharded", "torch", "torch_gradient_as_bucket_view"}
-"""Variants beside which another one that was recorded in the same way is asked in every gate."""
 
 
 def captures() -> list[Any]:

@@ -17,7 +17,7 @@ from tests.conftest import ROOT, SHARED_TRACES
 from tests.examples import IS_NIGHTLY
 from tests.ingest.test_enrich import EVERYTHING
 from tests.ingest.test_nsys_export import known_truth
-from tests.night import but_the_largest
+from tests.night import one_of_each_kind
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 
 REAL = sorted([*(ROOT / "traces").glob("*.sqlite"), *SHARED_TRACES.glob("*.sqlite")])
@@ -69,7 +69,7 @@ def test_captures_of_every_generation(product: str, capture: Capture, tmp_path: 
     assert_order_is_nothing(path)
 
 
-@pytest.mark.parametrize("real", but_the_largest(REAL), ids=lambda path: path.stem)
+@pytest.mark.parametrize("real", one_of_each_kind(REAL), ids=lambda path: path.stem)
 def test_real_captures(real: Path, tmp_path: Path) -> None:
     assert_order_is_nothing(Path(shutil.copyfile(real, tmp_path / real.name)), seeds=(1, 2) if IS_NIGHTLY else (1,))
 

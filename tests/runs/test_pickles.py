@@ -14,7 +14,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.runs.pickles import pickle_with_names, read_result, unpickle_with_names, write_result
 from ddp_prof.runs.report import MEASURES, LoadOptions, load_events, measure_events
 from ddp_prof.runs.workers import pack_task, run_task
-from tests.night import but_the_largest
+from tests.night import one_of_each_kind
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.sqlite"))
 FOREIGN = sorted((Path(__file__).parents[3] / "shared" / "traces").glob("*.*[ez]"))
@@ -36,7 +36,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", but_the_largest([*TRACES, *FOREIGN]), ids=lambda path: path.name)
+@pytest.mark.parametrize("trace", one_of_each_kind([*TRACES, *FOREIGN]), ids=lambda path: path.name)
 def test_each_result_survives_the_way(trace: Path) -> None:
     options = LoadOptions(with_launches=True)
     try:
