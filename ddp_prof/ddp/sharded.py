@@ -386,18 +386,19 @@ class ShardBucket(GradientBucket):
         given |= {slot for slot in dropped if self._placeholders[slot].is_zeroed}
         own = [self._changes_since_taken(slot)[1] for slot in range(len(self.parameters))]  # of ``no_sync``
         # Choose the shard's ``grad``: after ``zero_grad()`` None or zeros, else the new gradient plus the former one.
+        gradient: torch.Tensor | None = self._reduced
         if self._is_shard_dropped():
-            self._before = self._reduced.zero_() if self._taken_shard.is_zeroed else None
+            gradient = self._reduced.zero_() if self._taken_shard.is_zeroed else None
             given = self._with_gradient | given if self._taken_shard.is_zeroed else set()
         elif self._before is not None:
             for slot in self._stale:
                 self._before[self._own_slices[slot]] = 0
-            self._before.add_(self._reduced)
+            gradient = self._before.add_(self._reduced)
             given |= self._with_gradient - self._stale
-        else:
-            self._before = self._reduced.as_subclass(ShardGradient)
-            self._before.group, self._before.bucket = self._group, self.index
-        self.shard.grad, self._before = self._before, None
+        if gradient is not None and not isinstance(gradient, ShardGradient):
+            gradient = gradient.as_subclass(ShardGradient)
+            gradient.group, gradient.bucket = self._group, self.index
+        self.shard.grad, self._before = gradient, None
         self._with_gradient, self._stale = given, set()
         self.idle.leave_out(set(range(len(self.parameters))) - given)
         for slot, gradient in enumerate(own):

@@ -216,23 +216,30 @@ def evaluating(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares
 
 
 def scaling(
-    wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int], fused: bool = False
+    wrap: Callable[[nn.Module], OneProcess],
+    model: nn.Module,
+    shares: Sequence[int],
+    fused: bool = False,
+    drops: bool = False,
 ) -> Tensors:
     """Accumulation under a GradScaler; in the second step one gradient of one share overflows.
 
-    A fused optimizer is called nevertheless, and skips the step itself.
+    A fused optimizer is called nevertheless, and skips the step itself. With ``drops`` the gradients of the first step
+    are set to zeros after its backward.
     """
     trained = wrap(model)
     optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     for step in range(STEPS):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not drops)
         for micro in range(2):
             with nullcontext() if micro else trained.no_sync():
                 loss = loss_of(trained.model, 2 * step + micro, shares)
                 if (step, micro) == (1, 0) and 1 in shares:
                     loss = loss + model.gain.sum() * torch.inf
                 scaler.scale(loss / 2).backward()
+        if drops and step == 0:
+            optimizer.zero_grad(set_to_none=False)
         trained.finish()
         scaler.step(optimizer)
         scaler.update()
@@ -903,6 +910,7 @@ LOOPS = {
     "clamped weights": Loop(mlp, clamping),
     "accumulation with an overflow": Loop(Gained, scaling),
     "accumulation with an overflow, fused": Loop(Gained, partial(scaling, fused=True)),
+    "overflow after a dropped gradient": Loop(Gained, partial(scaling, drops=True)),
     "clipping": Loop(mlp, clipping),
     "clipping of the largest": Loop(mlp, partial(clipping, norm_type=torch.inf)),
     "resume with a schedule": Loop(mlp, resuming),
