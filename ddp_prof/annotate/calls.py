@@ -12,10 +12,11 @@ A module owns its marks, so they go with it when the program deletes it. A deep 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -149,11 +150,21 @@ def _follow_compilation() -> None:
     @wraps(original)
     def compile_with_marks(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         compiled = original(model, *args, **kwargs)
+        _leave_to_python()
         marks = _find(model)
         return marks.move_to(compiled) if marks else compiled
 
     compile_with_marks.moves_marks = True  # type: ignore[attr-defined]
     torch.compile = compile_with_marks
+
+
+@cache
+def _leave_to_python() -> None:
+    """Let dynamo leave our functions to Python: it also sees those that mark passes and steps of what it compiles."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if hasattr(rules, "add"):
+        for package in (__package__, "nvtx"):
+            rules.add(package)
 
 
 def _find(compiled: Any) -> MarkedCalls | None:

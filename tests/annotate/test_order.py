@@ -162,14 +162,30 @@ def train(marks, order, how):
     names = [each.text for each in recorder.ranges]
     return sum(counters["graph_break"].values()), counters["frames"]["total"], names.count("forward")
 
+def train_compiled():
+    # A step that is compiled as a whole: passes and steps of optimizers are marked, too.
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = annotate.Recorder()
+    annotate.instrument(model, optimizer)
+    def step(samples):
+        model(samples).sum().backward()
+        optimizer.step()
+    compiled = torch.compile(step, backend="aot_eager")
+    with annotate.only_sink(recorder):
+        for _ in range(3):
+            compiled(torch.ones(2, 4))
+    names = [each.text for each in recorder.ranges]
+    return names.count("backward"), names.count("optimizer")
+
 train("plain", "before", "in place")  # what is compiled first in a program counts more frames
 cases = itertools.product(("plain", "marked"), ("before", "after"), ("in place", "as a module"))
-print(json.dumps([(case, train(*case)) for case in cases]))
+print(json.dumps([*((case, train(*case)) for case in cases), (["a step"], train_compiled())]))
 """
 
 
 @pytest.fixture(scope="module")
-def compiled() -> tuple[dict[tuple[str, str, str], list[int]], str]:
+def compiled() -> tuple[dict[tuple[str, ...], list[int]], str]:
     """Of each case the graph breaks, the frames and the marked forwards; and what one program of all cases said."""
     done = run_python(COMPILED)
     return {tuple(case): counts for case, counts in json.loads(done.stdout)}, done.stderr
@@ -177,11 +193,19 @@ def compiled() -> tuple[dict[tuple[str, str, str], list[int]], str]:
 
 @pytest.mark.parametrize("how", ["in place", "as a module"])
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_marks_are_not_compiled(
-    compiled: tuple[dict[tuple[str, str, str], list[int]], str], order: str, how: str
-) -> None:
+def test_marks_are_not_compiled(compiled: tuple[dict[tuple[str, ...], list[int]], str], order: str, how: str) -> None:
     """Dynamo sees as many frames and graph breaks as without marks, says nothing of them, and forward is marked."""
     counts, said = compiled
     assert counts["plain", order, how][1] > 0, "something was compiled"
     assert counts["marked", order, how] == [*counts["plain", order, how][:2], 3]
     assert "ddp_prof" not in said
+
+
+def test_marks_of_a_step_that_is_compiled_as_a_whole_are_not_compiled(
+    compiled: tuple[dict[tuple[str, ...], list[int]], str],
+) -> None:
+    """Dynamo warned of what it cannot compile of them, and compiled three times as many frames."""
+    counts, said = compiled
+    assert counts["a step",] == [3, 3], "passes and steps are marked"
+    assert "Dynamo does not know how to trace" not in said
+    assert "nvtx" not in said
