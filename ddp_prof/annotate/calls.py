@@ -161,10 +161,10 @@ def _follow_compilation() -> None:
 @cache
 def _leave_to_python() -> None:
     """Let dynamo leave our functions to Python: it also sees those that mark passes and steps of what it compiles."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    if hasattr(rules, "add"):
+    leave_out = getattr(sys.modules.get("torch._dynamo.trace_rules"), "add", None)
+    if leave_out is not None:
         for package in (__package__, "nvtx"):
-            rules.add(package)
+            leave_out(package)
 
 
 def _find(compiled: Any) -> MarkedCalls | None:
