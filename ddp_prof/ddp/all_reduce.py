@@ -60,6 +60,7 @@ class ReducingVariant(DataParallel):
     ) -> None:
         own = {"find_unused_parameters": find_unused_parameters, "broadcast_buffers": broadcast_buffers}
         super().__init__(module, process_group, {**(schedule or {}), **own})
+        _refuse_scaled_rows(module)
         broadcast_state(module, process_group)
         self._trained = self.trained_parameters()
         self.assignment = assign_buckets(self._trained, self._cap_bytes)
@@ -208,6 +209,16 @@ class ReducingVariant(DataParallel):
                     f"parameter {name!r} was added to the model after the variant was made: {WRAP_AGAIN}"
                 )
         self._structure = Structure(self.module)
+
+
+def _refuse_scaled_rows(module: torch.nn.Module) -> None:
+    """Raise CommunicationError if an embedding changes its weight in forward, on each rank by the samples there."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and layer.max_norm is not None:
+            raise CommunicationError(
+                f"{f'{name}.weight'.lstrip('.')!r} is of an embedding with max_norm, which scales rows in forward, on "
+                "each rank those of its own samples: leave max_norm out, and scale rows after the step"
+            )
 
 
 class Structure:

@@ -209,6 +209,10 @@ def unmade(rank: int) -> dict[tuple[str, str], str]:
     makers = {"lazy": lambda: nn.LazyLinear(3), "meta": lambda: nn.Linear(2, 3, device="meta"), "sparse": sparse}
     makers |= {"wide": wide} if hasattr(torch.Tensor, "grad_dtype") else {}
     messages = {}
+    for key, make in MAKE.items():
+        with pytest.raises(CommunicationError) as caught:
+            make(nn.Embedding(3, 2, max_norm=1.0))
+        messages[key, "scaled"] = str(caught.value)
     for key, make in {**MAKE, "torch": VARIANTS["torch"], "fsdp": VARIANTS["fsdp"]}.items():
         for name, build in makers.items():
             with pytest.raises(CommunicationError) as caught:
@@ -250,9 +254,9 @@ def test_a_module_is_wrapped_once(results: list[Any]) -> None:
     assert all("already" in message and "remove()" in message for message in messages.values()), messages
 
 
-def test_a_module_whose_tensors_cannot_be_sent_is_refused(results: list[Any]) -> None:
+def test_a_module_whose_tensors_would_not_be_equal_on_all_ranks_is_refused(results: list[Any]) -> None:
     ways_out = {"lazy": "call the module once", "meta": "call to_empty()", "sparse": "make it dense"}
-    ways_out |= {"wide": "leave grad_dtype as it is"}
+    ways_out |= {"wide": "leave grad_dtype as it is", "scaled": "scale rows after the step"}
     for (key, name), message in results[1]["unmade"].items():
         assert ways_out[name] in message, key
 
