@@ -319,7 +319,19 @@ def _plain(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         return value
     kind: type = type(value)
-    return document_of(value) if result_columns(kind) else asdict(value)
+    if result_columns(kind):
+        return document_of(value)
+    names, get = _field_getters(kind)
+    found = dict(zip(names, get(value), strict=True))
+    # As ``asdict`` does, which copies even numbers by a function in Python.
+    return found if all(one.__class__ in _PLAIN for one in found.values()) else asdict(value)
+
+
+@cache
+def _field_getters(kind: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of the fields of a dataclass, and the function that returns their values."""
+    names = tuple(item.name for item in fields(kind))
+    return names, attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
 
 
 def frame_row(result: Any, kind: type | None = None) -> dict[str, Any]:
