@@ -63,7 +63,7 @@ def job(late_ms: int, transfer_ms: int = TRANSFER, *, begins_late: bool = False)
 
 def told(capture: Capture, tmp_path: Path) -> tuple[str, float | None, str, float | None]:
     """The sentence of the skew, what the doctor says a straggler costs, the cause, and the cost in the skew, in ms."""
-    path = tmp_path / f"{id(capture)}.sqlite"
+    path = tmp_path / f"{len([*tmp_path.iterdir()])}.sqlite"
     (run,) = load_runs(write_capture(path, capture))
     skew = run.skew()
     (finding,) = [one for one in run.doctor().findings if one.rule == "straggler"] or [None]
