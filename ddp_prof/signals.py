@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -10,6 +11,10 @@ from typing import Any
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
+
+
+CLEAN_UP_S = 3.0
+"""Seconds after a signal in which further ones do not interrupt the clean-up of a command."""
 
 
 class Stopped(Exception):  # noqa: N818  # not an error
@@ -75,3 +80,26 @@ def ignore_stopping() -> None:
     """
     do_nothing_on_stopping()
     handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))  # signal.signal first calls the handlers of noted signals
+
+
+class Interruption:
+    """Raises KeyboardInterrupt, with the signal's number as argument, at a signal that asks this process to end.
+
+    Further signals do nothing for :data:`CLEAN_UP_S` seconds; then a signal interrupts what still runs.
+
+    Attributes:
+        number: Number of the first signal; ``None`` before. The exception may be lost: Python only prints it if the
+            signal comes while a destructor or a callback of a library runs.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._at_s = 0.0
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal; for :func:`handle_stopping`."""
+        now_s = time.monotonic()
+        if self.number is not None and now_s < self._at_s + CLEAN_UP_S:
+            return
+        self.number, self._at_s = self.number or number, now_s
+        raise KeyboardInterrupt(number)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.signals import STOPPING, Stopped, handle_signals, stop_on_signals
+from ddp_prof import signals
+from ddp_prof.signals import STOPPING, Interruption, Stopped, handle_signals, handle_stopping, stop_on_signals
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +75,18 @@ def test_what_is_ignored_in_the_background_stays_ignored() -> None:
     with stop_on_signals():
         send_at_once(*STOPPING)
     assert {signal.getsignal(number) for number in STOPPING} == {signal.SIG_IGN}
+
+
+def test_a_further_signal_interrupts_what_still_runs_after_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now_s[0])
+    interruption = Interruption()
+    handle_stopping(interruption.handle)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    now_s[0] += signals.CLEAN_UP_S / 2
+    signal.raise_signal(signal.SIGINT)  # does nothing
+    now_s[0] += signals.CLEAN_UP_S
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert interruption.number == signal.SIGTERM, "the first one is told"

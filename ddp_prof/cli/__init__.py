@@ -10,7 +10,6 @@ import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +17,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, complete_file, say, say_lines
 from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, UsageError, lacks_memory, printable
-from ddp_prof.signals import do_nothing_on_stopping, handle_signals, handle_stopping, ignore_stopping
+from ddp_prof.signals import Interruption, handle_signals, handle_stopping, ignore_stopping
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -68,12 +67,6 @@ def error_line(error: BaseException) -> str:
         if finds_no_room:
             words += ": make room there, or set TMPDIR to another folder for temporary files"
     return printable(" ".join(words.split()))
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    """Turn a signal into the exception that Ctrl-C raises, with the signal's number as argument."""
-    do_nothing_on_stopping()  # a second signal would interrupt the clean-up
-    raise KeyboardInterrupt(number)
 
 
 def _is_path(argument: str) -> bool:
@@ -168,12 +161,15 @@ class Commands(click.Group):
         """Run the command. An error that a user can act on becomes one line on stderr and exit code 1.
 
         Exit code 3 means that a requirement is not met; 2 is wrong usage, as for click. SIGTERM and SIGHUP end a
-        command as Ctrl-C does, so that half-written files are removed, which no further signal interrupts. Where
-        another program runs the command, the signal is for that program, too. Signals that are ignored stay ignored.
+        command as Ctrl-C does, so that half-written files are removed. Where another program runs the command, the
+        signal is for that program, too. Signals that are ignored stay ignored.
         """
-        before = handle_stopping(_interrupt)
+        interruption = Interruption()
+        before = handle_stopping(interruption.handle)
         try:
             result = super().invoke(ctx)
+            if interruption.number:  # Python has lost the exception
+                raise KeyboardInterrupt(interruption.number)
         except KeyboardInterrupt as stop:
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
             say(f"stopped by {number.name}; what was written before is complete", err=True)

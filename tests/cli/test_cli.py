@@ -11,10 +11,12 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_prof.cli import COMMANDS
+from ddp_prof.ingest import load
 from tests.command_line import csv_rows, run
 from tests.conftest import ROOT
 from tests.examples import IS_NIGHTLY
@@ -295,6 +297,26 @@ def test_an_interrupted_command_leaves_the_trace_as_it_was(
     assert "Traceback" not in done.stderr
     assert hashlib.sha256(trace.read_bytes()).digest() == before
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
+
+
+def test_a_signal_whose_exception_python_loses_is_told_at_the_end(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: lost.append(failure.exc_type))
+    load_trace = load.load_trace
+
+    def read(*arguments: Any) -> Any:
+        Dying()
+        return load_trace(*arguments)
+
+    monkeypatch.setattr(load, "load_trace", read)
+    result = run("overlap", trace)
+    assert lost == [KeyboardInterrupt]
+    assert result.exit_code == 128 + signal.SIGINT
+    assert "stopped by SIGINT" in result.stderr
 
 
 # A program that runs two commands; while the first one reads, the user ends the program.
