@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -103,3 +105,15 @@ class Interruption:
             return
         self.number, self._at_s = self.number or number, now_s
         raise KeyboardInterrupt(number)
+
+
+def wait_for_end(process: subprocess.Popen[Any]) -> None:
+    """Wait until a child process has ended, also after a signal has interrupted ``process.wait`` or ``communicate``.
+
+    With a time limit these take a lock just before the block that releases it. If the handler of a signal raises an
+    exception in between, the lock stays taken, and another ``process.wait`` would wait for ever.
+    """
+    if process.returncode is None:
+        with suppress(ChildProcessError):  # somebody else has waited for it
+            _, status = os.waitpid(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,15 @@ from typing import Any
 import pytest
 
 from ddp_prof import signals
-from ddp_prof.signals import STOPPING, Interruption, Stopped, handle_signals, handle_stopping, stop_on_signals
+from ddp_prof.signals import (
+    STOPPING,
+    Interruption,
+    Stopped,
+    handle_signals,
+    handle_stopping,
+    stop_on_signals,
+    wait_for_end,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +99,13 @@ def test_a_further_signal_interrupts_what_still_runs_after_the_clean_up(monkeypa
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert interruption.number == signal.SIGTERM, "the first one is told"
+
+
+def test_a_child_is_waited_for_though_a_signal_has_left_the_lock_of_its_popen_taken() -> None:
+    """As by a handler that raises between ``acquire`` and ``try``: a stopped capture waited for ever."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"])
+    lock: Any = vars(child)["_waitpid_lock"]
+    lock.acquire()
+    wait_for_end(child)
+    assert child.wait() == 3
+    wait_for_end(child)

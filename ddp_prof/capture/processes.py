@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddp_prof.errors import WorkloadError, printable
-from ddp_prof.signals import handle_signals, handle_stopping
+from ddp_prof.signals import handle_signals, handle_stopping, wait_for_end
 
 MARK = "DDP_PROF_CAPTURE"
 """Environment variable that all processes of a run have; its value is the run's temporary folder."""
@@ -184,7 +184,7 @@ def run(
             process.kill()  # ends all processes of the namespace
         if ends_all:
             end_started(f"{MARK}={scratch}")
-        process.wait()
+        wait_for_end(process)
 
 
 def run_tethered(

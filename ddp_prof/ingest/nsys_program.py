@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_prof.atomic_file import is_file
 from ddp_prof.bounded_file import held_bytes
+from ddp_prof.signals import wait_for_end
 
 PLACES = (
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
@@ -140,6 +141,7 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
+            wait_for_end(program)
             raise
     return program.returncode, errors + output
 
