@@ -323,7 +323,8 @@ def _tail_advice(cause: RootCause) -> str:
         latency = "latency" if cause.knows_wait else "latency or waiting"
         return f"With so few bytes it is {latency}, which smaller buckets would not shorten."
     if cause.is_last and cause.has_others:
-        return f"A smaller last bucket would shorten it{if_transfer}{_half_of_bucket(cause)}."
+        size_text = f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
+        return f"A smaller last bucket would shorten it{if_transfer}{size_text}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
 
 
@@ -335,7 +336,3 @@ def alike_text(alike: AlikeTimes) -> str:
         f"It is no question of bandwidth: {operation}s of {sizes[0]} and {sizes[1]} take {milliseconds(times[0])} and "
         f"{milliseconds(times[1])} (medians), so neither fewer bytes nor a faster link would shorten them."
     )
-
-
-def _half_of_bucket(cause: RootCause) -> str:
-    return f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
