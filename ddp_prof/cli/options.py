@@ -179,8 +179,8 @@ def share_one_heap() -> None:
 
     By default glibc has a heap for each thread, and Arrow a heap of its own. Memory that is free in one heap is of no
     use to the others: reading an export by several threads took a fifth more memory, and no less time. By default it
-    also returns the memory of each large array at once, and the system clears the memory of the next one: that took a
-    seventh of the processor time of a capture with 36 million rows. Other C libraries are left as they are.
+    also returns the memory of each large array at once, and the system has to clear memory for the next one. Other C
+    libraries are left as they are.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if sys.platform == "linux":
