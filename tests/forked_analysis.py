@@ -18,20 +18,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.forked_torchrun import write_asking
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-# Asks for a process, and waits for its exit code.
-PYTHON = """#!{python} -IS
-import json, os, socket, sys
-asked = socket.socket(socket.AF_UNIX)
-asked.connect({address!r})
-asked.sendall(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), os.getpid()]).encode())
-asked.shutdown(socket.SHUT_WR)
-sys.exit(int(asked.recv(9)))
-"""
 
 
 @contextmanager
@@ -41,8 +32,7 @@ def forked_analysis(folder: Path) -> Iterator[Path]:
 
     folder.mkdir()
     address, program = folder / "asked", folder / "python"
-    program.write_text(PYTHON.format(python=sys.executable, address=str(address)))
-    program.chmod(0o755)
+    write_asking(program, address)
     server = FORKING.Process(target=_serve, args=(str(address),), daemon=True)
     server.start()
     try:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Asks for its ranks, and waits for their exit code.
-TORCHRUN = """#!{python} -IS
+# Asks for its work by its arguments, environment, folder and process id, and waits for the exit code.
+ASKING = """#!{python} -IS
 import json, os, socket, sys
 asked = socket.socket(socket.AF_UNIX)
 asked.connect({address!r})
@@ -29,6 +29,12 @@ sys.exit(int(asked.recv(9)))
 """
 
 
+def write_asking(program: Path, address: Path) -> None:
+    """Write a program that leaves its work to what listens at ``address``."""
+    program.write_text(ASKING.format(python=sys.executable, address=str(address)))
+    program.chmod(0o755)
+
+
 @contextmanager
 def forked_torchrun(folder: Path) -> Iterator[Path]:
     """Put a ``torchrun --nproc-per-node N [-m] PROGRAM ...`` into a new folder, where it works until the block ends."""
@@ -36,9 +42,7 @@ def forked_torchrun(folder: Path) -> Iterator[Path]:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "asked"))
         listening.listen()
-        program = folder / "torchrun"
-        program.write_text(TORCHRUN.format(python=sys.executable, address=str(folder / "asked")))
-        program.chmod(0o755)
+        write_asking(folder / "torchrun", folder / "asked")
         thread = Thread(target=_serve, args=(listening,), daemon=True)
         thread.start()
         yield folder

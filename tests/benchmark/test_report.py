@@ -213,6 +213,15 @@ def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> No
     assert "step of naive" not in results_markdown(testbeds[1:])
 
 
+def partly_captured() -> TestbedResults:
+    """Results of which two have captures, with a tail of 5 ms."""
+    sweep = exact()
+    for bucket in (1.0, 10.0):
+        sweep.add("bucketed", 90, 20, bucket=bucket, work=(4, 64), trace_comm_ns=9 * MS, trace_overlapped_ns=2 * MS,
+                  trace_exposed_ns=7 * MS, trace_tail_ns=5 * MS)  # fmt: skip
+    return testbed_of(sweep)
+
+
 class TestFigures:
     def test_bars_are_the_step_in_two_parts(self) -> None:
         testbed = testbed_of(exact())
@@ -239,11 +248,7 @@ class TestFigures:
         assert list(curves["fastest other, batch 2 x 64: overlap"].y) == pytest.approx([95, 95])
 
     def test_what_is_said_of_the_model_is_not_cut(self) -> None:
-        sweep = exact()
-        for bucket in (1.0, 10.0):
-            sweep.add("bucketed", 90, 20, bucket=bucket, work=(4, 64), trace_comm_ns=9 * MS, trace_overlapped_ns=2 * MS,
-                      trace_exposed_ns=7 * MS, trace_tail_ns=5 * MS)  # fmt: skip
-        testbed = testbed_of(sweep)
+        testbed = partly_captured()
         (told,) = [one.text for one in testbed.observations if one.name.startswith("model_") and one.text]
         lines = draw_buckets(testbed).layout.title.subtitle.text.split("<br>")[1:]
         assert " ".join(lines) == told
@@ -255,11 +260,7 @@ class TestFigures:
         assert (axis.title.text, axis.type) == ("bucket size (MiB, log scale)", "log")
 
     def test_the_model_is_drawn_with_what_was_left_by_trace_else_by_timer(self) -> None:
-        sweep = exact()
-        for bucket in (1.0, 10.0):
-            sweep.add("bucketed", 90, 20, bucket=bucket, work=(4, 64), trace_comm_ns=9 * MS, trace_overlapped_ns=2 * MS,
-                      trace_exposed_ns=7 * MS, trace_tail_ns=5 * MS)  # fmt: skip
-        testbed = testbed_of(sweep)
+        testbed = partly_captured()
         drawn = draw_model(testbed, testbed.model)
         lines, dots = drawn.data[::2], drawn.data[1::2]
         assert {item.name: list(item.y) for item in dots} == {
