@@ -7,7 +7,7 @@ from dataclasses import replace
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace, merge_analyses
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.report import TraceEvents
 from ddp_prof.runs.run import timeline_source

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.quality import diagnose
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Ints, empty, join_launches

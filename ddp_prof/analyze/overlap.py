@@ -21,9 +21,10 @@ from typing import ClassVar
 import numpy as np
 
 from ddp_prof.analyze.core.blocking import DependencyCoverage
-from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (

@@ -69,7 +69,7 @@ class TraceEvents:
 
 def load_events(file: Path, options: LoadOptions) -> TraceEvents:
     """Read a report and find its ranks; warn if it may need more memory than is free."""
-    from ddp_prof.analyze.core.rank_events import find_rank_events
+    from ddp_prof.analyze.core.trace_ranks import find_rank_events
     from ddp_prof.ingest.load import load_trace
 
     _warn_of_memory(file)

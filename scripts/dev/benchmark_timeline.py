@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repeat_capture import repeat_capture
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.device_use import measure_idle
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.trace import Trace

@@ -11,7 +11,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.blocking import RankBlocking
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.quality import diagnose
 from ddp_prof.ingest.call_order import infer_waits
 from ddp_prof.trace import UNKNOWN, Activities, Spans, Synchronizations, SyncKind, Trace

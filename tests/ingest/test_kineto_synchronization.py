@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_prof.analyze.core.blocking import RankBlocking
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import SyncKind
 from tests.ingest.test_kineto_json import event, write

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, SyncKind, Trace
 from tests.nsys_factory import US, Capture, Sync, bucket_steps, write_capture

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.collectives.step_view import view_step
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.cost import RunCost, measure_run_cost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.kernels.contention import Contention

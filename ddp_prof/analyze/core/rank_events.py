@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -15,13 +15,7 @@ from ddp_prof.analyze.core.attribution import (
     CollectiveRanges,
     Events,
     are_gloo_events,
-    begin_with_copies,
-    device_events,
-    find_collective_ranges,
     find_operations,
-    host_communication,
-    host_events,
-    last_by_step,
 )
 from ddp_prof.analyze.core.blocking import (
     NO_COPIES,
@@ -31,10 +25,10 @@ from ddp_prof.analyze.core.blocking import (
     host_blocking,
     unknown_blocking,
 )
-from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
+from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
 from ddp_prof.analyze.core.passes import Passes, find_passes, launch_or_start_ns, whole_passes
-from ddp_prof.analyze.core.recording import CLOCKS, LEAST_ALIKE, Recording, find_recording, name_steps
+from ddp_prof.analyze.core.recording import CLOCKS, Recording
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
     StepBreakdown,
@@ -45,17 +39,9 @@ from ddp_prof.analyze.core.step_breakdown import (
     measure_breakdown,
     measure_step_times,
 )
-from ddp_prof.analyze.core.steps import (
-    Phases,
-    Steps,
-    describe_ranges,
-    find_phases,
-    find_steps,
-)
+from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
-from ddp_prof.errors import TraceError
-from ddp_prof.range_names import COLLECTIVES, PHASES, PROCESS, parse_ranges
 from ddp_prof.table import Brief, begins_run, parts_of, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
@@ -67,22 +53,18 @@ from ddp_prof.trace import (
     Mask,
     SyncKind,
     Trace,
-    concatenate,
     distinct,
     distinct_rows,
     empty,
     select,
     take_or_unknown,
 )
-from ddp_prof.variants import VARIANTS
 
 ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record more steps)"
 
 ONLY_INCOMPLETE = "no step of this trace was recorded completely (record it again, with fewer steps)"
 
 ONLY_BESIDE = "no step of this trace was recorded completely, with all that may have run beside it (record fewer steps)"
-
-UNMARKED = "communication is the ranges of collectives: those without a range, such as barriers, are in no figure"
 
 
 @dataclass(frozen=True)
@@ -525,315 +507,3 @@ class RankEvents(Brief):
     def step_at(self, time_ns: Ints) -> Ints:
         """Return the key of the measured step whose host range contains each time, ``UNKNOWN`` outside of all steps."""
         return take_or_unknown(self.step_keys, self.steps.index_at(time_ns))
-
-
-def _find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
-    """Return the combinations of process, device, category and launching thread (or ``UNKNOWN``) of all activities."""
-    activities, thread = trace.activities, take_or_unknown(trace.calls.lane, trace.launching_calls)
-    columns = (activities.process, activities.device, activities.category, thread)
-    first, _ = distinct_rows(*columns)
-    return frozenset(zip(*(column[first].tolist() for column in columns), strict=True))
-
-
-def find_rank_events(
-    trace: Trace, step_range: str | None = None, backward_range: str | None = None
-) -> tuple[RankEvents, ...]:
-    """Return the ranks of a trace, ordered by rank, process and device, without warm-up and incomplete steps.
-
-    Args:
-        trace: The trace.
-        step_range: The user's regular expression for the names of steps; ``None`` for the usual names.
-        backward_range: The same for the names of backward.
-
-    Raises:
-        TraceError: One of the two expressions matches no range.
-    """
-    launches = _find_launches(trace)
-    on_devices = {process for process, *_ in launches}
-    # The devices that compute or communicate; a process may use others only for copies.
-    working = {(process, device) for process, device, category, _ in launches if category != Category.MEMORY}
-    found: list[RankEvents] = []
-    dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
-    for process in sorted({*trace.processes, *on_devices}):
-        builder = _Builder(trace, process, step_range, backward_range, launches, dependencies)
-        if process in on_devices:
-            ranks = builder.device_ranks()
-            # A device that only copies is no rank if other devices compute, for example that of a data loader.
-            at_work = [rank for rank in ranks if (process, rank.device) in working]
-            found += at_work if at_work or (working and process not in trace.ranks) else ranks
-        elif process in trace.ranks or not (on_devices or trace.ranks):
-            found.append(builder.host_rank())
-    for option, pattern, is_found in (
-        ("--step-range", step_range, any(rank.has_steps or rank.step_notes for rank in found)),
-        ("--backward-range", backward_range, any(BACKWARD_PHASE in rank.phases.kind for rank in found)),
-    ):
-        if pattern is not None and not is_found:
-            reason = f"no range matches {option} '{pattern}'"
-            raise TraceError(trace.path, reason, f"the ranges there are: {describe_ranges(trace)}")
-    found.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, rank.process, rank.device or 0))
-    return tuple(map(_without_uncounted, found))
-
-
-class _Builder:
-    """Makes the ranks of one process.
-
-    ``launches`` is what :func:`_find_launches` returns; the other arguments are those of :func:`find_rank_events`.
-    """
-
-    def __init__(
-        self,
-        trace: Trace,
-        process: int,
-        step_range: str | None,
-        backward_range: str | None,
-        launches: frozenset[tuple[int, ...]],
-        dependencies: Callable[[], Dependencies],
-    ) -> None:
-        """Find the steps, phases and ranges of the process, and what was recorded of it."""
-        self.trace, self.process = trace, process
-        self.launches = [launch for owner, *launch in launches if owner == process]
-        self.steps, self.step_notes = find_steps(trace, process, step_range)
-        self.phases = find_phases(trace, process, backward_range)
-        self.ranges = find_collective_ranges(trace, process, self.phases)
-        self.dependencies = dependencies
-        self._leave_out_unfinished_step()
-        self.recording = find_recording(trace, process, self.steps, self.phases)
-        self.is_gloo = are_gloo_events(trace, self.ranges)
-        if len(self.steps) and not self.is_gloo.all():
-            # Beside ranges of ddp_prof, gloo's own events count only in steps, and only if one lies in a measured step:
-            # a barrier in warm-up does not count.
-            step = self.steps.index_at(self.ranges.launch_or_start_ns)
-            is_measured = np.append(~self.steps.warmup, False)[step]  # the additional last element is for UNKNOWN
-            counts = ~self.is_gloo | ((step != UNKNOWN) & np.any(self.is_gloo & is_measured))
-            self.ranges, self.is_gloo = select(self.ranges, counts), self.is_gloo[counts]
-
-    def _leave_out_unfinished_step(self) -> None:
-        """Drop the last step, with a note, if the program or the recording seems to have ended in it.
-
-        That is so if it has no phase and all other steps have one, or if it lacks a phase that all other steps have, at
-        least :data:`LEAST_ALIKE` of them. This happens in loops in which a step begins as soon as the one before ends,
-        as with torch.profiler. The range of an optimizer often reaches into the next step, since the hook that counts
-        steps runs within it. Therefore a phase belongs to the last step only if they share half of the shorter one.
-        """
-        steps, phases = self.steps, self.phases
-        if len(steps) < 2:
-            return
-        start_ns, end_ns = steps.start_ns[-1], steps.end_ns[-1]
-        within_ns = np.minimum(phases.end_ns, end_ns) - np.maximum(phases.start_ns, start_ns)
-        shorter_ns = np.minimum(phases.end_ns - phases.start_ns, end_ns - start_ns)
-        begins_in_last = (phases.start_ns >= start_ns) & (phases.start_ns < end_ns)
-        is_of_last = ((within_ns > 0) | begins_in_last) & (2 * within_ns >= shorter_ns)  # it may take no time at all
-        kinds = distinct(phases.kind) if len(steps) > LEAST_ALIKE else []
-        for name, rows in (
-            ("phase", np.ones(len(phases), np.bool_)),
-            *((PHASES[kind], phases.kind == kind) for kind in kinds),
-        ):
-            others = steps.index_at(phases.start_ns[rows])
-            if not is_of_last[rows].any() and np.isin(np.arange(len(steps) - 1), others).all():
-                what = f"it has no {name}" + ("" if name == "phase" else ", as all other steps have")
-                self.step_notes += (f"{steps.names[-1]} left out: {what}, so the program seems to have ended in it",)
-                self.steps = select(steps, np.arange(len(steps) - 1))
-                return
-
-    def device_ranks(self) -> list[RankEvents]:
-        """Return one rank for each device of the process, with its warm-up and incomplete steps."""
-        # The threads that launch communication, and those that launch compute.
-        communicating, computing = (
-            frozenset(thread for _, category, thread in self.launches if category == one and thread != UNKNOWN)
-            for one in (Category.COMMUNICATION, Category.COMPUTE)
-        )
-        self.step_notes += self.recording.notes(self.steps.names)
-        events, backward = device_events(self.trace, self.process, self.steps, self.phases, communicating, computing)
-        if self.recording.clocks_disagree:
-            events = replace(events, launch_ns=np.full(len(events), NO_TIME))
-        device_of = self.trace.activities.device[events.activity]
-        result = []
-        for device in sorted({device for device, *_ in self.launches}):
-            own = select(events, device_of == device)
-            if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared("backend"):
-                # gloo with CUDA tensors: the host communicates
-                self.ranges, without_copy = begin_with_copies(self.trace, self.ranges, self.phases)
-                own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
-                if len(self.ranges):
-                    self.step_notes += (self._describe_copies(without_copy),)
-            result.append(self._rank(device, own, backward))
-        return result
-
-    def host_rank(self) -> RankEvents:
-        """Return the rank of a CPU run, with its warm-up steps.
-
-        If no ranges of ddp_prof separate waiting from computing, compute is the time of torch's operators.
-        """
-        operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
-        is_ours = bool(self._declared("backend") or parse_ranges(self.trace.names, *COLLECTIVES))
-        # If there are fewer operators than collectives, operators were not recorded completely.
-        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not self.is_gloo.any()
-        if 0 < len(self.ranges) <= len(operators) and not marks_waits:
-            events = host_events(self.ranges, self.steps, self.phases, operators)
-            if backward == "none" and operators.is_backward.any():
-                backward = "inferred"
-            communication = self._describe_gloo() or "the ranges of collectives"
-            self.step_notes += (f"communication is {communication}; compute is torch's operators",)
-        elif is_ours and not self.recording.lost:
-            events = host_events(self.ranges, self.steps, self.phases)
-            if communication := self._describe_gloo():
-                self.step_notes += (f"communication is {communication}",)
-            # Nsys records no events of gloo, and only our variants mark each of their collectives.
-            elif len(self.ranges) and not len(operators) and not self._declared("variant") & VARIANTS.keys():
-                self.step_notes += (UNMARKED,)
-        else:
-            events = empty(Events)
-        return self._rank(None, events, backward)
-
-    def _describe_copies(self, without_copy: int) -> str:
-        """Return a note on when gloo's communication of tensors on a GPU begins.
-
-        ``without_copy`` is the number of collectives that do not begin with a copy.
-        """
-        communication = self._describe_gloo() or "the ranges of collectives"
-        if not without_copy:
-            return f"communication is {communication}; each collective begins with its copy from the GPU to the host"
-        return (
-            f"communication is {communication}; its times may include waiting for the GPU: no copy to the host was "
-            f"recorded for {without_copy:,} of {len(self.ranges):,} collectives"
-        )
-
-    def _describe_gloo(self) -> str:
-        """Return words for gloo's own events as the source of communication; empty if there are none."""
-        if not self.is_gloo.any():
-            return ""
-        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span[self.is_gloo]], self.phases.lane).any()
-        begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
-        ours = "" if self.is_gloo.all() else "the ranges of collectives, and beside them "
-        return f"{ours}the 'gloo:' events, each from when it {begin}"
-
-    def _declared(self, field: str) -> set[str]:
-        """Return the values of a field in the names of the ranges by which ddp_prof describes this process.
-
-        A range without the field has an empty text.
-        """
-        ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
-        names = [self.trace.names[name_id] for name_id in ids]
-        return {range_.text(field) or "" for range_ in parse_ranges(names, PROCESS).values()}
-
-    def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
-        """Return a rank of the process with these events; without steps, one step contains all of them."""
-        steps, has_steps = self.steps, bool(len(self.steps))
-        if not has_steps and len(events):
-            start_ns, end_ns = events.start_ns.min(keepdims=True), events.end_ns.max(keepdims=True)
-            steps = Steps(np.array([UNKNOWN]), start_ns, end_ns, np.zeros(1, np.bool_))
-            events = replace(events, step=np.zeros(len(events), np.int64))
-        return RankEvents(
-            trace=self.trace,
-            process=self.process,
-            device=device,
-            rank=self.trace.ranks.get(self.process),
-            events=events,
-            steps=steps,
-            is_followed=_are_followed(steps),
-            phases=self.phases,
-            collective_ranges=self.ranges,
-            has_steps=has_steps,
-            warmup_steps=0,
-            backward=backward,
-            step_notes=self.step_notes,
-            recording=self.recording,
-            dependencies=self.dependencies,
-        )
-
-
-def _are_followed(steps: Steps) -> Mask:
-    """Return for each step whether the next one followed it in the program.
-
-    It did not if its number is further away than usual: steps between them are missing in the trace, as where the
-    profiler paused.
-    """
-    number = steps.number
-    by = np.diff(number)
-    is_later = (number[1:] != UNKNOWN) & (number[:-1] != UNKNOWN) & (by > 0)
-    is_far = is_later & (by > np.median(by[is_later], keepdims=True)) if is_later.any() else is_later
-    return np.append(~is_far, False)[: len(steps)]
-
-
-def _without_uncounted(rank: RankEvents) -> RankEvents:
-    """Return the rank without warm-up steps and incomplete steps, and without their events.
-
-    Complete steps that may have run beside the lost work of an incomplete step are left out with it.
-    """
-    is_incomplete, step_notes = np.zeros(len(rank.steps), np.bool_), rank.step_notes
-    if rank.has_steps and rank.device is not None:
-        is_incomplete = rank.recording.is_incomplete
-        if is_incomplete.any():
-            is_beside = _run_beside_lost_work(rank, is_incomplete)
-            if (is_named := is_beside & ~rank.steps.warmup).any():
-                which, beside = name_steps(rank.steps.names, is_named), "it" if is_named.sum() == 1 else "them"
-                step_notes += (
-                    f"{which} left out: work of a step that was recorded in part may have run beside {beside}",
-                )
-            is_incomplete = is_incomplete | is_beside
-    measured: Mask = ~(rank.steps.warmup | is_incomplete)
-    if measured.all():
-        return rank
-    # Index UNKNOWN (-1), an event outside of all steps, selects the appended last element: such events stay.
-    renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
-    step = _steps_of_events(rank, is_incomplete)
-    events = select(rank.events, np.append(measured, True)[step])
-    return replace(
-        rank,
-        events=replace(events, step=take_or_unknown(renumbered, events.step)),
-        steps=select(rank.steps, measured),
-        is_followed=np.append(measured[1:], False)[measured],
-        warmup_steps=int(rank.steps.warmup.sum()),
-        incomplete_steps=int((is_incomplete & ~rank.steps.warmup).sum()),
-        own_keys=rank.steps.keys[measured] if is_incomplete.any() else None,
-        beside=select(rank.events, np.append(is_incomplete, False)[step]) if is_incomplete.any() else None,
-        follows_lost=np.append(False, is_incomplete[:-1])[measured] if is_incomplete.any() else None,
-        with_warmup=rank,
-        step_notes=step_notes,
-    )
-
-
-def _steps_of_events(rank: RankEvents, is_incomplete: Mask) -> Ints:
-    """Return the step of each event; of one without a recorded launch, the incomplete step in which it began, if any.
-
-    Other work of such a step may be lost, so what such an event ran beside is not known.
-    """
-    step = rank.events.step
-    if not is_incomplete.any() or rank.clocks_disagree:
-        return step
-    rows = np.flatnonzero((step == UNKNOWN) & (rank.events.activity != UNKNOWN))
-    rows = rows[rank.trace.launching_calls[rank.events.activity[rows]] == UNKNOWN]
-    at = rank.steps.index_at(rank.events.start_ns[rows])
-    found: Ints = step.copy()
-    found[rows] = np.where(np.append(is_incomplete, False)[at], at, UNKNOWN)
-    return found
-
-
-def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
-    """Return a mask of the complete steps beside which work of an incomplete step may have run, which was lost.
-
-    These are steps whose work on the device had not ended when an incomplete step began on the host. If steps of this
-    rank overlap on the device, they are also steps that follow an incomplete step::
-
-        step 4 on the host    |------|
-        step 4 on the device     ########
-        step 5 on the host           |------|   its work was lost
-        doubtful                     ####       so step 4 is left out, too
-
-    If the clocks of host and device disagree, both neighbours of an incomplete step are doubtful if steps overlap.
-    """
-    # When the next incomplete step after each step begins: the minimum of such starts, from the last step on.
-    never = np.iinfo(np.int64).max
-    begins_ns = np.where(is_incomplete, rank.steps.start_ns, never)
-    next_lost_ns = np.append(np.minimum.accumulate(begins_ns[::-1])[::-1][1:], never)
-    ended_ns = last_by_step(rank.events.end_ns, rank.events.step, len(rank.steps))
-    rows = rank.events.step != UNKNOWN
-    begun_ns = np.full(len(rank.steps), never)
-    np.minimum.at(begun_ns, rank.events.step[rows], rank.events.start_ns[rows])
-    # Whether two complete steps that follow each other overlap on the device.
-    pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != never)
-    overlap = np.any(pairs & (ended_ns[:-1] > begun_ns[1:]))
-    follows = np.append(False, is_incomplete[:-1]) & overlap
-    before = np.append(is_incomplete[1:], False) & overlap if rank.clocks_disagree else ended_ns > next_lost_ns
-    doubtful: Mask = ~is_incomplete & (before | follows)
-    return doubtful

@@ -13,7 +13,7 @@ from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.collectives.timing import find_timings
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.communication import OPERATIONS
 from ddp_prof.ingest.load import load_trace

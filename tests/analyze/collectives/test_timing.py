@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.core.attribution import bus_factor
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import NO_TIME
 from tests.drawing import PID, draw_trace

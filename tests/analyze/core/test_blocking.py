@@ -10,7 +10,7 @@ import pytest
 
 from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.blocking import NO_COPIES, host_blocking
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category, Synchronizations, SyncKind

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.blocking import HELD_BY, Blocking, find_blocking
 from ddp_prof.analyze.core.edges import find_dependencies
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.trace import NO_TIME, Trace
 from tests.analyze.critical.scheduler import Device, programs
 from tests.examples import examples

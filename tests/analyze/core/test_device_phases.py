@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS, NONE, find_device_phases
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import draw_trace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace

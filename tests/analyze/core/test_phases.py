@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import Phases, find_phases
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import Category
 from tests.drawing import PID, column, draw_trace, picture_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.core.rank_events import UNMARKED, find_rank_events
+from ddp_prof.analyze.core.trace_ranks import UNMARKED, find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.quality import NO_BACKWARD, UNMARKED_WAITS

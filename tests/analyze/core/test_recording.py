@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, find_rank_events
+from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
 from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.quality import MIXED_CLOCKS
 from ddp_prof.table import UNKNOWN

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import Steps, find_phases
 from ddp_prof.analyze.core.steps import find_steps as find_steps_and_notes
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.errors import TraceError

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import COMMON_QUEUE, find_rank_work
 from ddp_prof.analyze.critical.hardware_queue import find_held_ns
 from ddp_prof.analyze.critical.replay import find_work

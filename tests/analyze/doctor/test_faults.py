@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import measure_facts, median_or_zero
 from ddp_prof.ingest.load import load_trace

@@ -14,7 +14,7 @@ import pytest
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.contention import Contention, measure_contention
 from ddp_prof.analyze.kernels.kernel_times import KernelRuns, find_kernel_runs, measure_kernels
 from ddp_prof.ingest import ReadOptions

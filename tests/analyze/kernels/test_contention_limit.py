@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.contention import measure_contention
 from ddp_prof.analyze.kernels.contention_limit import SlowdownLimit, limit_contention_ns, limit_slowdown
 from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs

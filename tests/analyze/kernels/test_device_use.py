@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.device_use import IdleTime, RankUse, measure_rank_use
 from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.analyze.quality import NO_NCCL_KERNEL, ONLY_WARMUP

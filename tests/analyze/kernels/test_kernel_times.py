@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.kernel_times import (
     KINDS,
     LEAST_EXECUTIONS,

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, is_mostly_overlapped, merge_keys
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import draw_trace

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme

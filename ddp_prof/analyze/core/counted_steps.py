@@ -1,0 +1,96 @@
+"""Decides which steps of a rank count: all but warm-up steps and those that were not recorded completely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.recording import name_steps
+from ddp_prof.trace import UNKNOWN, Ints, Mask, select, take_or_unknown
+
+
+def without_uncounted_steps(rank: RankEvents) -> RankEvents:
+    """Return the rank without warm-up steps and incomplete steps, and without their events.
+
+    Complete steps that may have run beside the lost work of an incomplete step are left out with it.
+    """
+    is_incomplete, step_notes = np.zeros(len(rank.steps), np.bool_), rank.step_notes
+    if rank.has_steps and rank.device is not None:
+        is_incomplete = rank.recording.is_incomplete
+        if is_incomplete.any():
+            is_beside = _run_beside_lost_work(rank, is_incomplete)
+            if (is_named := is_beside & ~rank.steps.warmup).any():
+                which, beside = name_steps(rank.steps.names, is_named), "it" if is_named.sum() == 1 else "them"
+                step_notes += (
+                    f"{which} left out: work of a step that was recorded in part may have run beside {beside}",
+                )
+            is_incomplete = is_incomplete | is_beside
+    measured: Mask = ~(rank.steps.warmup | is_incomplete)
+    if measured.all():
+        return rank
+    # Index UNKNOWN (-1), an event outside of all steps, selects the appended last element: such events stay.
+    renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
+    step = _steps_of_events(rank, is_incomplete)
+    events = select(rank.events, np.append(measured, True)[step])
+    return replace(
+        rank,
+        events=replace(events, step=take_or_unknown(renumbered, events.step)),
+        steps=select(rank.steps, measured),
+        is_followed=np.append(measured[1:], False)[measured],
+        warmup_steps=int(rank.steps.warmup.sum()),
+        incomplete_steps=int((is_incomplete & ~rank.steps.warmup).sum()),
+        own_keys=rank.steps.keys[measured] if is_incomplete.any() else None,
+        beside=select(rank.events, np.append(is_incomplete, False)[step]) if is_incomplete.any() else None,
+        follows_lost=np.append(False, is_incomplete[:-1])[measured] if is_incomplete.any() else None,
+        with_warmup=rank,
+        step_notes=step_notes,
+    )
+
+
+def _steps_of_events(rank: RankEvents, is_incomplete: Mask) -> Ints:
+    """Return the step of each event; of one without a recorded launch, the incomplete step in which it began, if any.
+
+    Other work of such a step may be lost, so what such an event ran beside is not known.
+    """
+    step = rank.events.step
+    if not is_incomplete.any() or rank.clocks_disagree:
+        return step
+    rows = np.flatnonzero((step == UNKNOWN) & (rank.events.activity != UNKNOWN))
+    rows = rows[rank.trace.launching_calls[rank.events.activity[rows]] == UNKNOWN]
+    at = rank.steps.index_at(rank.events.start_ns[rows])
+    found: Ints = step.copy()
+    found[rows] = np.where(np.append(is_incomplete, False)[at], at, UNKNOWN)
+    return found
+
+
+def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
+    """Return a mask of the complete steps beside which work of an incomplete step may have run, which was lost.
+
+    These are steps whose work on the device had not ended when an incomplete step began on the host. If steps of this
+    rank overlap on the device, they are also steps that follow an incomplete step::
+
+        step 4 on the host    |------|
+        step 4 on the device     ########
+        step 5 on the host           |------|   its work was lost
+        doubtful                     ####       so step 4 is left out, too
+
+    If the clocks of host and device disagree, both neighbours of an incomplete step are doubtful if steps overlap.
+    """
+    # When the next incomplete step after each step begins: the minimum of such starts, from the last step on.
+    never = np.iinfo(np.int64).max
+    begins_ns = np.where(is_incomplete, rank.steps.start_ns, never)
+    next_lost_ns = np.append(np.minimum.accumulate(begins_ns[::-1])[::-1][1:], never)
+    ended_ns = last_by_step(rank.events.end_ns, rank.events.step, len(rank.steps))
+    rows = rank.events.step != UNKNOWN
+    begun_ns = np.full(len(rank.steps), never)
+    np.minimum.at(begun_ns, rank.events.step[rows], rank.events.start_ns[rows])
+    # Whether two complete steps that follow each other overlap on the device.
+    pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != never)
+    overlap = np.any(pairs & (ended_ns[:-1] > begun_ns[1:]))
+    follows = np.append(False, is_incomplete[:-1]) & overlap
+    before = np.append(is_incomplete[1:], False) & overlap if rank.clocks_disagree else ended_ns > next_lost_ns
+    doubtful: Mask = ~is_incomplete & (before | follows)
+    return doubtful
