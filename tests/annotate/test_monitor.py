@@ -25,8 +25,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddp_prof import annotate
-from ddp_prof.annotate import log_targets, monitor
-from ddp_prof.annotate.monitor import PYTHON_VARIABLE, Monitor, log_overlap
+from ddp_prof.annotate import log_targets, monitor, monitor_reader
+from ddp_prof.annotate.analysis_process import PYTHON_VARIABLE
+from ddp_prof.annotate.monitor import Monitor, log_overlap
 from ddp_prof.monitor.log import load_log
 from tests.command_line import run
 from tests.ddp.gloo_ranks import run_ranks
@@ -174,7 +175,7 @@ def test_fsdp2_is_measured_with_the_figures_of_its_trace_and_is_not_changed(tmp_
 
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(monitor, "_warned", set())
+    monkeypatch.setattr(monitor_reader, "_warned", set())
     caplog.set_level(logging.WARNING, "ddp_prof.monitor")
     return caplog
 
@@ -356,7 +357,7 @@ def test_measurements_that_analysis_cannot_keep_up_with_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
 ) -> None:
     may_go_on = threading.Event()
-    monkeypatch.setattr(monitor.Reader, "_read", lambda *_: may_go_on.wait())
+    monkeypatch.setattr(monitor_reader.Reader, "_read", lambda *_: may_go_on.wait())
     watched = Monitor(EVERY, STEPS, folder=tmp_path)
     model, optimizer = make_job()
     for _ in range(8 * EVERY):
@@ -470,11 +471,11 @@ def test_a_look_into_the_store_neither_waits_nor_sets(kind: str, tmp_path: Path)
         "tcp": lambda: stores.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=5)),
     }[kind]()
     store = stores.PrefixStore("default_pg", store)
-    assert monitor._peek(store, "part") is None
-    assert monitor._peek(store, "part") is None
+    assert monitor_reader._peek(store, "part") is None
+    assert monitor_reader._peek(store, "part") is None
     assert not store.check(["part"])
     store.set("part", b'{"rank": 1}\n\x00\xff')
-    assert monitor._peek(store, "part") == b'{"rank": 1}\n\x00\xff'
+    assert monitor_reader._peek(store, "part") == b'{"rank": 1}\n\x00\xff'
 
 
 def references_to_store(folder: Path, rank: int) -> tuple[int, int]:
@@ -498,10 +499,10 @@ def test_the_store_is_not_kept_beyond_a_measurement(tmp_path: Path) -> None:
 
 
 def test_what_rank_0_does_not_fetch_does_not_fill_the_store() -> None:
-    reader, store = monitor.Reader(Path(), None, "none", None, None), stores.HashStore()
+    reader, store = monitor_reader.Reader(Path(), None, "none", None, None), stores.HashStore()
     keys = [f"step{step}" for step in range(20)]
     for key in keys:
-        reader._send(monitor._Group(1, 2, store), key, b"part")
+        reader._send(monitor_reader.Group(1, 2, store), key, b"part")
     assert [key for key in keys if store.check([key])] == keys[-4:]
 
 
@@ -510,9 +511,9 @@ def test_what_rank_0_does_not_fetch_does_not_fill_the_store() -> None:
 
 def with_a_rank_that_fails(folder: Path, what: str, rank: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Train without collectives; rank 1 does not have its first measurement, for the reason ``what``."""
-    monitor.GATHER_S = monitor.PATIENCE_S = 1e6  # who waits for rank 1 does not end
+    monitor_reader.GATHER_S = monitor_reader.PATIENCE_S = 1e6  # who waits for rank 1 does not end
     warnings, records = list[str](), list[dict[str, Any]]()
-    monitor._LOG.addHandler(handler := logging.Handler())
+    monitor_reader._LOG.addHandler(handler := logging.Handler())
     handler.emit = lambda entry: warnings.append(entry.getMessage())  # type: ignore[method-assign, assignment]
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -562,7 +563,7 @@ def test_rank_0_knows_at_once_that_a_rank_has_no_result(what: str, said: str, tm
 
 def without_rank_1(folder: Path, rank: int) -> list[dict[str, Any]]:
     """Rank 1 dies while it is measured; rank 0 goes on."""
-    monitor.GATHER_S, monitor.AFTER_SILENCE_S, monitor._MOST_WAITING = 0.5, 0.0, 100
+    monitor_reader.GATHER_S, monitor_reader.AFTER_SILENCE_S, monitor_reader._MOST_WAITING = 0.5, 0.0, 100
     records = list[dict[str, Any]]()
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -674,7 +675,7 @@ def test_a_log_that_hangs_holds_up_neither_the_other_logs_nor_the_measurements(t
 def test_an_analysis_that_is_stopped_is_ended_with_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(monitor, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(monitor_reader, "PATIENCE_S", 0.5)
     monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, f"echo $$ > {tmp_path}/pid; kill -STOP $$"))
     watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
     model, optimizer = make_job()
