@@ -106,6 +106,7 @@ class ReducingVariant(DataParallel):
         Called by the parameter's hook. A blocking variant leaves this to the end of backward.
         """
         if not self._is_synchronizing:
+            self._reducer.ready_alone(index)
             return
         self.is_unfinished = True
         if not self.is_blocking:

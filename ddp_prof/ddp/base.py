@@ -343,7 +343,7 @@ def add_hooks(listener: Any, parameters: Sequence[torch.nn.Parameter]) -> weakre
     )
     # One hook for each parameter; torch's hooks for optimizers are called for all optimizers of the process.
     handles: list[RemovableHandle] = [
-        parameter.register_post_accumulate_grad_hook(partial(_report, on_gradient, index))  # type: ignore[no-untyped-call]
+        _add_gradient_hook(parameter, partial(_report, on_gradient, index))
         for index, parameter in enumerate(parameters)
     ]
     handles.append(register_optimizer_step_pre_hook(partial(_report, before_step)))
@@ -357,6 +357,15 @@ def add_hooks(listener: Any, parameters: Sequence[torch.nn.Parameter]) -> weakre
     remover = weakref.finalize(listener, remove)
     remover.atexit = False
     return remover
+
+
+def _add_gradient_hook(parameter: torch.nn.Parameter, hook: Any) -> RemovableHandle:
+    """Register a hook for when the gradient is accumulated; in a copy, the parameter may be frozen at the moment."""
+    is_trained = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch refuses a hook otherwise
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(is_trained)
+    return handle
 
 
 def _report(method: weakref.WeakMethod[Any], *arguments: Any) -> None:

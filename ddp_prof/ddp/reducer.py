@@ -10,10 +10,12 @@ incomplete buckets, in order, with zeros for missing gradients, so no bucket wai
 *Late contributions.* A gradient is taken (copied into its bucket) at the first call of its hook. A second backward, or
 re-entrant checkpointing, may call the hook again. What it then adds is a late contribution. It is kept in a separate
 bucket, which is reduced in a second round at the end. This is so even if the first bucket has not been launched yet, as
-that depends on timing, which differs between ranks. Before the second round the ranks vote, by one all-reduce, which
-parameters have late contributions. The buckets of these parameters are reduced as a whole, with zeros for missing
-contributions. Without ``find_unused`` a rank takes part in the vote only if it has late contributions itself. So in a
-step either every rank must have late contributions, not necessarily of the same parameters, or no rank.
+that depends on timing, which differs between ranks. What a backward under ``no_sync`` adds is late, too, if a backward
+outside of it follows in the step, even if that one does not reach the parameter; else it stays on this rank. Before the
+second round the ranks vote, by one all-reduce, which parameters have late contributions. The buckets of these
+parameters are reduced as a whole, with zeros for missing contributions. Without ``find_unused`` a rank takes part in
+the vote only if it has late contributions itself. So in a step either every rank must have late contributions, not
+necessarily of the same parameters, or no rank.
 
 If ``zero_grad()`` drops gradients between backward and :meth:`Reducer.finish`, they are still reduced, because other
 ranks may keep theirs. This rank then does not use the result.
@@ -84,13 +86,24 @@ class Reducer:
         with self._lock:
             bucket, slot = self._places[index]
             if bucket.taken[slot]:
-                self._take_late(index)
+                self._alone.add(index)
+            for late in self._alone:
+                self._take_late(late)
+            self._alone.clear()
+            if bucket.taken[slot]:
                 return
             bucket.take(slot, self._scale)
             self._order.append(index)
             # ``_in_flight`` holds all launched buckets, so its length is the index of the next bucket.
             while len(self._in_flight) < len(self.buckets) and not self.buckets[len(self._in_flight)].missing:
                 self.launch_next()
+
+    def ready_alone(self, index: int) -> None:
+        """Note that a backward under ``no_sync`` has added to a gradient, if that was taken before."""
+        with self._lock:
+            bucket, slot = self._places[index]
+            if bucket.taken[slot]:
+                self._alone.add(index)
 
     def launch_next(self) -> InFlight:
         """Launch the next bucket in order, with zeros for parameters without a gradient; return its collective."""
@@ -214,6 +227,7 @@ class Reducer:
         self._in_flight: list[InFlight] = []  # the launched buckets
         self._late: dict[int, GradientBucket] = {}  # the buckets of late contributions, by bucket index
         self._came_late: set[int] = set()  # parameters with late contributions
+        self._alone: set[int] = set()  # parameters to which ``no_sync`` has added since they were taken
         self._order: list[int] = []  # parameters in the order of the calls of their hooks
         self._unused: set[int] = set()  # parameters without a gradient on this rank
         self._frozen_here: list[torch.nn.Parameter] = []

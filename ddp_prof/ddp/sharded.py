@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -89,6 +90,44 @@ class ShardGradient(torch.Tensor):
             (gradient, *_), found, _ = arguments  # the gradients, a flag for an overflow, the inverse of the scale
             launch_all_reduce(found, gradient.group, gradient.bucket, 0).wait()
         return result
+
+
+class Shard(torch.nn.Parameter):
+    """A rank's part of a bucket, on which the optimizer steps.
+
+    A change by ``data`` counts as one of the part itself, and is noticed by its version; any gradient that it is given
+    becomes a :class:`ShardGradient`.
+    """
+
+    group: dist.ProcessGroup | None = None
+    bucket = 0
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        torch.nn.Parameter.data.__set__(self, values)  # type: ignore[attr-defined]
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        return torch.nn.Parameter.grad.__get__(self)  # type: ignore[union-attr, no-any-return]
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and not isinstance(gradient, (TakenGradient, ShardGradient)):
+            gradient = gradient.as_subclass(ShardGradient)
+            gradient.group, gradient.bucket = self.group, self.bucket
+        torch.nn.Parameter.grad.__set__(self, gradient)  # type: ignore[union-attr]
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+
+# torch steps on several parameters by one kernel only if it knows their class.
+getattr(sys.modules[torch.optim.Optimizer.__module__], "_foreach_supported_types", []).append(Shard)
 
 
 class Idle:
@@ -197,7 +236,8 @@ class ShardBucket(GradientBucket):
             view.copy_(parameter.detach())
             parameter.data = view
         self._own = slice(rank * len(self._flat) // world, (rank + 1) * len(self._flat) // world)
-        self.shard = torch.nn.Parameter(self._flat[self._own])
+        self.shard = Shard(self._flat[self._own])
+        self.shard.group, self.shard.bucket = group, index
         self._reduced = torch.zeros_like(self.shard, requires_grad=False)  # the average of this rank's part
         self._received: torch.Tensor | None = None  # with gloo: this rank's part from each rank, to be added up
         self._taken_shard = TakenGradient(self.shard)  # the shard's ``grad`` during the reduction
@@ -215,10 +255,7 @@ class ShardBucket(GradientBucket):
         self._version, self._address = self.shard._version, self.shard.data_ptr()
 
     def check_shard(self) -> None:
-        """Raise CommunicationError if the shard was changed since its last all-gather, but not by an optimizer's step.
-
-        A change by ``shard.data`` in place is not noticed.
-        """
+        """Raise CommunicationError if something but an optimizer's step changed the shard since its last all-gather."""
         if (self._version, self._address) != (self.shard._version, self.shard.data_ptr()):
             raise CommunicationError(
                 "a tensor of optimizer_parameters() was changed, and not by a step of a torch.optim.Optimizer, so the "
@@ -395,9 +432,6 @@ class ShardBucket(GradientBucket):
                 self._before[self._own_slices[slot]] = 0
             gradient = self._before.add_(self._reduced)
             given |= self._with_gradient - self._stale
-        if gradient is not None and not isinstance(gradient, ShardGradient):
-            gradient = gradient.as_subclass(ShardGradient)
-            gradient.group, gradient.bucket = self._group, self.index
         self.shard.grad, self._before = gradient, None
         self._with_gradient, self._stale = given, set()
         self.idle.leave_out(set(range(len(self.parameters))) - given)

@@ -89,12 +89,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Each parameter, the largest first, goes to the rank that owns the fewest bytes so far.
         """
+        if hasattr(self, "local"):  # not while ``__init__`` adds the first groups
+            self._copy_options_to_local()  # a scheduler may have changed them since the last step
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in sorted(group["params"], key=lambda tensor: -tensor.nbytes):
             min(self._owned, key=lambda owned: sum(tensor.nbytes for tensor in owned)).append(parameter)
         self._messages = _messages(self._owned)
-        if hasattr(self, "local"):  # not while ``__init__`` adds the first groups
+        if hasattr(self, "local"):
             compare_with_rank_0(_describe([group]), _find_difference, self._group, group["params"][0].device)
             self.local.add_param_group(self._own_part(group))
             self._copy_options_from_local()

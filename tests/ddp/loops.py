@@ -225,7 +225,7 @@ def scaling(
     """Accumulation under a GradScaler; in the second step one gradient of one share overflows.
 
     A fused optimizer is called nevertheless, and skips the step itself. With ``drops`` the gradients of the first step
-    are set to zeros after its backward.
+    are set to zeros after its backward, and those of each step are replaced by halves of them.
     """
     trained = wrap(model)
     optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02, fused=fused)
@@ -241,6 +241,9 @@ def scaling(
         if drops and step == 0:
             optimizer.zero_grad(set_to_none=False)
         trained.finish()
+        for group in optimizer.param_groups if drops else ():
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad / 2
         scaler.step(optimizer)
         scaler.update()
     return {**weights(model), "scale": torch.tensor(scaler.get_scale())}
@@ -370,6 +373,21 @@ class SeldomHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x) + (self.seldom(x) if self.step % 3 == 2 else 0)
+
+
+def alone_between(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Of three micro-batches the second one alone is under ``no_sync``, and the third one does without a head."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for micro in range(3):
+            model.step = 2 if micro < 2 else 0
+            with trained.no_sync() if micro == 1 else nullcontext():
+                loss_of(trained.model, 3 * step + micro, shares).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
 
 
 class TwoHeads(nn.Module):
@@ -910,7 +928,7 @@ LOOPS = {
     "clamped weights": Loop(mlp, clamping),
     "accumulation with an overflow": Loop(Gained, scaling),
     "accumulation with an overflow, fused": Loop(Gained, partial(scaling, fused=True)),
-    "overflow after a dropped gradient": Loop(Gained, partial(scaling, drops=True)),
+    "overflow, gradients dropped and replaced": Loop(Gained, partial(scaling, drops=True)),
     "clipping": Loop(mlp, clipping),
     "clipping of the largest": Loop(mlp, partial(clipping, norm_type=torch.inf)),
     "resume with a schedule": Loop(mlp, resuming),
@@ -922,6 +940,7 @@ LOOPS = {
     "unused head": Loop(TwoHeads, heading),
     "unused head, momentum": Loop(TwoHeads, heading_by_momentum),
     "seldom used head": Loop(SeldomHead, heading_by_momentum),
+    "a head before and under no_sync": Loop(SeldomHead, alone_between),
     "buffers of all types": Loop(Buffers, plainly),
     "sharpness": Loop(mlp, sharpening),
     "cached gradients": Loop(mlp, caching),

@@ -38,14 +38,17 @@ def step(variant: Any, rank: int) -> list[float]:
 
 
 def copies(rank: int) -> dict[str, list[list[float]]]:
-    """Gradients of a copy, of a pickled one, and of the variant that both were made of."""
+    """Gradients of a copy, of a pickled one, and of the variant that both were made of while its weight was frozen."""
     gradients = {}
     for key in ("naive", "flat", "overlap", "bucketed", "torch"):
         variant = make(key, nn.Linear(2, 1, bias=False))
         step(variant, rank)
+        variant.module.weight.requires_grad_(key == "torch")  # torch's DDP cannot be copied then
         twin = copy.deepcopy(variant)
         again = pickle.loads(pickle.dumps(variant))
         assert twin.module.weight is not variant.module.weight
+        for each in (twin, again, variant):
+            each.module.weight.requires_grad_()
         gradients[key] = [step(candidate, rank) for candidate in (twin, again, variant)]
     return gradients
 

@@ -19,6 +19,7 @@ IMPOSSIBLE = [
     ("kept copies", "fsdp"),
     ("gradient penalty", "fsdp"),  # torch has freed the parameters of the first forward
     *[(name, "torch") for name in ("unused head", "unused head, momentum", "seldom used head")],  # without its option
+    ("a head before and under no_sync", "torch"),
     ("buffers of all types", "torch"),
     ("sharpness", "sharded"),  # the program reads gradients, which sharded does not give to parameters
     *[

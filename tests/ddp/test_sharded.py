@@ -8,7 +8,7 @@ import pickle
 import sys
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -20,6 +20,9 @@ from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
 from ddp_prof.ddp.buckets import TakenGradient
 from ddp_prof.errors import CommunicationError
 from tests.ddp.test_sharded_optimizer import peak_bytes, state_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAKE_COPY = {
     "deepcopy": copy.deepcopy,
@@ -265,15 +268,17 @@ def misused(rank: int) -> dict[str, str]:
     backward(variant, rank)
     variant.finish_gradient_synchronization()
 
-    def change() -> None:
+    def change(how: Callable[[torch.Tensor], object]) -> None:
+        changed = make()
         with torch.no_grad():
-            parts[0] -= 0.1
-        variant(torch.ones(2, 5))
+            how(changed.optimizer_parameters()[0])
+        changed(torch.ones(2, 5))
 
     mistakes = {
         "clipped": lambda: torch.nn.utils.clip_grad_norm_(parts, 1.0),
         "stepped by shares": Cautious(parts, lr=0.1).step,
-        "changed by hand": change,
+        "changed by hand": lambda: change(lambda part: part.sub_(0.1)),
+        "changed by data": lambda: change(lambda part: part.data.sub_(0.1)),
     }
     said = {}
     for name, mistake in mistakes.items():
@@ -400,4 +405,5 @@ def test_parts_are_neither_clipped_nor_stepped_on_nor_changed_as_if_they_were_wh
         said = ranked["misused"]
         assert "variant.clip_grad_norm_() clips by the norm of all" in said["clipped"]
         assert said["stepped by shares"].startswith("Cautious does not step element by element")
-        assert "the other ranks do not have the change" in said["changed by hand"]
+        for change in ("by hand", "by data"):
+            assert "the other ranks do not have the change" in said[f"changed {change}"]

@@ -70,7 +70,8 @@ def groups(rank: int) -> dict[str, Any]:
     """A group added later with a learning rate of its own; a closure; state saved and loaded."""
     torch.manual_seed(0)
     first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(6))
-    optimizer = ShardedOptimizer([first], torch.optim.SGD, lr=1.0, momentum=0.5)
+    optimizer = ShardedOptimizer([first], torch.optim.SGD, lr=9.0, momentum=0.5)
+    optimizer.param_groups[0]["lr"] = 1.0  # as by a schedule; adding a group put the former one back
     optimizer.add_param_group({"params": [second], "lr": 0.1})
 
     def closure() -> torch.Tensor:
