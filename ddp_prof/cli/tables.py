@@ -28,6 +28,7 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
     from ddp_prof.present.tables.summary import SummarizedRun, summary_view
 
     results = [run.overlap() for run in runs]
+    summaries = compare_variants(results, manifests=[run.manifest for run in runs])
     summarized = [
         SummarizedRun(
             result,
@@ -36,7 +37,7 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
             run.doctor(),
             run.cost(),
         )
-        for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
+        for run, result, summary in zip(runs, results, summaries, strict=True)
     ]
     return [summary_view(summarized, whole=whole)]
 
@@ -373,7 +374,7 @@ def _compared(runs: list[Run]) -> Sequence[VariantSummary]:
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.benchmark.turns import load_turns
 
-    return compare_variants([run.overlap() for run in runs], load_turns(runs))
+    return compare_variants([run.overlap() for run in runs], load_turns(runs), [run.manifest for run in runs])
 
 
 def _comparison_view(

@@ -286,6 +286,11 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
                 f"{fastest.label} is fastest: its {_step_name(fastest)} is {_step_change_text(fastest)}{share}."
                 f"{_less_communication_text(fastest, base)}"
             )
+    found += [
+        f"No speed-up of {run.label} is reported: {base.label} is another job ({run.other_job})."
+        for run in summaries
+        if run.other_job and run.device == base.device
+    ]
     # Speed-ups that something else explains.
     if confounded := [summary for summary in summaries if summary.confounded_by]:
         names = ", ".join(run.label for run in confounded)

@@ -50,8 +50,9 @@ def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] |
     ``turns``: see ``compare_variants``.
     """
     results = [run.overlap() for run in runs]
+    summaries = compare_variants(results, turns, [run.manifest for run in runs])
     reports = []
-    for run, result, summary in zip(runs, results, compare_variants(results, turns), strict=True):
+    for run, result, summary in zip(runs, results, summaries, strict=True):
         explanation = run.explanation()
         # Single events are shown only of the ranks with the most exposed time, and of the steps around the typical one.
         exposed = [int(exposure.exposed_ns.sum()) for exposure in explanation.run.exposures]

@@ -16,7 +16,9 @@ from ddp_prof.analyze.quality import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.analyze.statistics import RatioOfRepeats, half_width_of_steps, ratio_of_repeats
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap, hide
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
+from ddp_prof.analyze.variants.regression_gate import find_differences
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Hidden, column, derived
+from ddp_prof.manifest import Manifest
 from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
 
 
@@ -82,7 +84,7 @@ class VariantSummary:
     )
     speedup: float | None = column(
         "step time of the baseline over that of this run",
-        null="there is no baseline on this kind of device, or ``confounded_by`` says why it is not the variant's",
+        null="there is no baseline on this kind of device, or ``confounded_by`` or ``other_job`` says why",
         stays=USUALLY,
         decimals=2,
     )
@@ -126,6 +128,11 @@ class VariantSummary:
         "one of the captures",
         default=None,
         null="nothing",
+    )
+    other_job: str | None = column(
+        "what differs from the baseline beside the variant, such as ``ranks 8 and 2``: then there is no speed-up",
+        default=None,
+        null="nothing is known to",
     )
     speedup_from: str | None = column(
         "where the speed-up comes from: ``turns`` or ``captures``", default=None, null="there is none"
@@ -215,21 +222,34 @@ TURNS, CAPTURES = "turns", "captures"
 
 
 def compare_variants(
-    results: Sequence[TraceOverlap], turns: Mapping[Path, Mapping[str, float]] | None = None
+    results: Sequence[TraceOverlap],
+    turns: Mapping[Path, Mapping[str, float]] | None = None,
+    manifests: Sequence[Manifest | None] = (),
 ) -> tuple[VariantSummary, ...]:
     """Summarize runs, with their speed-ups over the run of the variant ``naive``, if there is one.
+
+    A run of another job, with other ranks, GPUs or another model, has no speed-up: ``other_job`` says what differs.
 
     Args:
         results: The runs.
         turns: For each run, under its first file: the median step of each round of training in turns, by the round. If
             these times are known for ``naive``, all speed-ups come from them, and runs without them have no speed-up.
+        manifests: The ``run.json`` of each run; ``None`` for a run without one.
     """
     summaries = tuple(replace(_summarize(result), turns_ns=(turns or {}).get(result.trace, {})) for result in results)
-    naive = next((summary for summary in summaries if summary.label == BASELINE), None)
-    if naive is None:
+    base = next((position for position, summary in enumerate(summaries) if summary.label == BASELINE), None)
+    if base is None:
         return summaries
+    naive, settings = summaries[base], [*manifests] or [None] * len(results)
     with_speedup = _with_speedup_in_turns if naive.turns_ns else _with_speedup
-    return tuple(with_speedup(summary, naive) for summary in summaries)
+    differing = [
+        find_differences(result, results[base], own, settings[base])
+        for result, own in zip(results, settings, strict=True)
+    ]
+    return tuple(
+        replace(summary, other_job=", ".join(differs)) if differs else with_speedup(summary, naive)
+        for summary, differs in zip(summaries, differing, strict=True)
+    )
 
 
 def ratio_in_turns(before: VariantSummary, after: VariantSummary) -> RatioOfRepeats | None:

@@ -63,14 +63,18 @@ def compare_view(
     notes = [how_to_read(summaries), recorders if "ed by nsys" in recorders else f"recorded by {recorders}"]
     # Why runs have no speed-up, or none that the measurements support.
     base = next((summary for summary in summaries if summary.label == BASELINE), None)
-    if other := [summary.label for summary in summaries if base and summary.device != base.device]:
+    other = [summary.label for summary in summaries if base and summary.device != base.device]
+    if other:
         notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")
+    of_other_jobs = [one for one in summaries if one.other_job and one.label not in other]
+    notes += [f"no speedup of {one.label}: {BASELINE} is another job, {one.other_job}" for one in of_other_jobs]
     for cause in dict.fromkeys(filter(None, (summary.confounded_by for summary in summaries))):
         names = ", ".join(summary.label for summary in summaries if summary.confounded_by == cause)
         notes.append(f"no speedup of {names}: most of the difference is {cause}, which no variant changes")
     if unclear := [summary.label for summary in summaries if summary.supported is False and summary.speedup]:
         notes.append(f"speedup not supported, its interval contains 1: {', '.join(unclear)}")
-    if missing := [run.label for run in summaries if run.speedup is None and base and base.speedup_from == TURNS]:
+    in_turns = [run for run in summaries if not run.other_job and base and base.speedup_from == TURNS]
+    if missing := [run.label for run in in_turns if run.speedup is None]:
         notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")
     if whole := [run.label for run in summaries if run.label.startswith(f"{BUCKETED} ") and run.collectives == 1]:
         notes.append(f"{whole[0]}: one bucket holds all gradients, so that any larger size gives the same")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.variants import comparison
 from ddp_prof.analyze.variants.comparison import PARTS, VariantSummary, _with_speedup, compare_variants
+from ddp_prof.manifest import load_manifest
+from ddp_prof.present.headlines import describe_changes
 from tests.drawing import draw_trace
 
 STEPS = {"step 0": "######..............", "step 1": ".......######.......", "step 2": "..............######"}
@@ -34,6 +37,29 @@ def test_a_run_on_another_device_has_no_speedup_over_the_baseline() -> None:
     naive, here, elsewhere = (replace(run, label=label) for label in ("naive", "here", "elsewhere"))
     summaries = compare_variants([naive, here, replace(elsewhere, device="cpu")])
     assert [summary.speedup for summary in summaries] == [1, 1, None]
+
+
+def test_a_run_of_another_job_has_no_speedup_over_the_baseline() -> None:
+    """Of bucketed on 8 ranks it was said that it is faster than naive on 2: the ranks differ, and not the variant."""
+    run = measure_overlap(
+        draw_trace(
+            ranges=STEPS,
+            launches={"main": "aA.....bB.....cC...."},
+            streams={7: ".aaa....bbb....ccc..", 9: "...AA.....BB.....CC."},
+        )
+    )
+    naive, same, more = (
+        replace(run, label=label, world_size=world) for label, world in (("naive", 2), ("flat", 2), ("bucketed", 8))
+    )
+    summaries = compare_variants([naive, same, more])
+    assert [(one.speedup, one.other_job) for one in summaries] == [(1, None), (1, None), (None, "ranks 8 and 2")]
+    assert "No speed-up of bucketed is reported: naive is another job (ranks 8 and 2)." in describe_changes(summaries)
+    turns = {run.trace: {"1": 5.0, "2": 4.0, "3": 6.0}}
+    assert [one.speedup for one in compare_variants([naive, same, more], turns)] == [1, 1, None]
+    told = load_manifest(Path(__file__).parents[3] / "traces" / "overlap.run.json")
+    assert told is not None
+    of_model = compare_variants([naive, same], manifests=[told, replace(told, model_size="xl")])
+    assert [one.other_job for one in of_model] == [None, f"model xl and {told.model_size}"]
 
 
 def test_a_speedup_that_the_machine_made_is_not_told() -> None:
