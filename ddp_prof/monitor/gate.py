@@ -19,6 +19,8 @@ _LIMITS = {
     "max_blocking_ns": ("max blocking", "blocking_ns", "ms", 1e-6),
 }
 """For each limit: its name in a table, the figure of a rank that it limits, the unit shown, and the factor to it."""
+_OF_A_JOB = {"ranks": "world_size", "device": "device"}
+"""What of a record must be the same for the steps of two jobs to be compared, with the word for it."""
 _COMPARED = ("step_ns", "comm_ns", "exposed_ns", "blocking_ns")
 
 
@@ -60,8 +62,12 @@ def _judge(record: Mapping[str, Any], name: str, limit: float) -> Row:
     is_least = name.startswith("min")
     value, rank = min(known, key=_first) if is_least else max(known, key=_first)
     is_met = value >= limit if is_least else value <= limit
-    verdict = "passed" if is_met and len(known) == len(record["by_rank"]) else "failed" if not is_met else "unknown"
-    why = "" if verdict != "unknown" else "the known ranks meet the limit; not known of every rank"
+    # A rank without a result is in ``missing_ranks`` only.
+    missing = ", ".join(map(str, record.get("missing_ranks") or ()))
+    knows_all = len(known) == len(record["by_rank"]) and not missing
+    verdict = "passed" if is_met and knows_all else "failed" if not is_met else "unknown"
+    of_whom = f"not known of rank {missing}, which has no result" if missing else "not known of every rank"
+    why = "" if verdict != "unknown" else f"the known ranks meet the limit; {of_whom}"
     return {
         **row,
         "measured": value * scale,
@@ -108,6 +114,11 @@ def _known(log: MonitorLog, figure: str) -> list[int]:
 def _difference(first: MonitorLog, before: StepMedian | None, log: MonitorLog, after: StepMedian | None) -> str:
     """Return a sentence on how the median step of ``log`` (``after``) differs from that of ``first`` (``before``)."""
     names = f"{log.file} against {first.file}"
+    for what, name in _OF_A_JOB.items():
+        own, others = ({one.get(name) for one in of.records} - {None} for of in (log, first))
+        if own and others and own != others:
+            texts = (" or ".join(map(str, sorted(values, key=str))) for values in (own, others))
+            return f"{names}: not compared: these are other jobs, {what} {' and '.join(texts)}"
     if before is None or after is None or before.half_width is None or after.half_width is None:
         return f"{names}: cannot be told: too few measurements"
     change = after.value - before.value

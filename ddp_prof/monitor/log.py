@@ -5,16 +5,61 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import convert
 
 from ddp_prof.annotate.monitor_format import LOG_NAME, first_step
 from ddp_prof.bounded_file import read_at_most
 from ddp_prof.errors import TraceError, printable
-from ddp_prof.monitor.record import SCHEMA
 
 MOST_BYTES = 2**30
-_NEEDED = ("step", "time", "step_ns", "exposed_ns", "text")
 _WAY_OUT = f"give the {LOG_NAME} of a job with annotate.Monitor, or of 'ddp-prof capture --every'"
+
+
+@dataclass
+class _OfRank:
+    """What is read of a rank's figures."""
+
+    rank: int | None
+    overlap_ratio: float | None
+    exposed_ns: float | None
+    tail_ns: float | None
+    blocking_ns: float | None
+    lag_ns: float | None
+
+
+@dataclass
+class _Late:
+    """What is read of the rank that arrives last."""
+
+    rank: int
+    lag_ns: float
+    steps: int
+    of_steps: int
+
+
+@dataclass
+class _Record:
+    """What a record must hold to be read, and the types of what it may hold."""
+
+    schema: Literal[1]
+    step: int
+    time: str
+    text: str
+    step_ns: float | None
+    exposed_ns: float | None
+    by_rank: list[_OfRank]
+    comm_ns: float | None = None
+    overlapped_ns: float | None = None
+    blocking_ns: float | None = None
+    contention_ns: float | None = None
+    schedule_gain_ns: float | None = None
+    overlap_ratio: float | None = None
+    late: _Late | None = None
+    finding: dict[str, Any] | None = None
+    failed: list[str] | None = None
+    missing_ranks: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,16 +90,23 @@ def load_log(file: Path) -> MonitorLog:
     lines = read_at_most(file, MOST_BYTES, "the log of a monitor", _WAY_OUT).decode("utf-8", "replace").splitlines()
     records, unread = [], 0
     for line in filter(str.strip, lines):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict) and record.get("schema") == SCHEMA and all(name in record for name in _NEEDED):
-            records.append(record)
-        else:
+        record = _record_in(line)
+        if record is None:
             unread += 1
+        else:
+            records.append(record)
     if not records:
         raise TraceError(file, "it holds no record of a monitor", _WAY_OUT)
     what = f"{unread} line{'s' * (unread != 1)} without a record of a monitor: cut off, or of another version"
     notes = (printable(f"{file}: left out {what}"),) if unread else ()
     return MonitorLog(file, tuple(records), notes)
+
+
+def _record_in(line: str) -> dict[str, Any] | None:
+    """Return the record in a line; ``None`` if there is none, or it does not hold what is read of it."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        convert(record, _Record)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, too
+        return None
+    return record

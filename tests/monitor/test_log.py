@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,18 @@ def test_a_line_that_was_not_written_to_its_end_is_left_out_with_a_note(tmp_path
     assert note == f"{log}: left out 1 line without a record of a monitor: cut off, or of another version"
     compared = run("compare", write_log(tmp_path, [record(1)], "whole.jsonl"), log, "--format", "json").stdout
     assert note in json.loads(compared)["warnings"], "it names one of two"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"by_rank": None}, {"by_rank": [{"rank": 0}]}, {"step": "x"}, {"step_ns": "12"}, {"late": 7}, {"failed": 3}],
+)
+def test_a_record_without_what_is_read_of_it_is_left_out(wrong: dict[str, Any], tmp_path: Path) -> None:
+    """``check`` of a log whose ranks were cut out ended with a traceback."""
+    log = write_log(tmp_path, [record(1), {**record(2), **wrong}])
+    for command in (["monitor", log], ["check", "--max-exposed-ms", "15", log], ["compare", log, log]):
+        done = run(*command)
+        assert (done.exit_code, "left out 1 line" in done.stdout + done.stderr) == (0, True)
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", "\x00\xff", "{" * 100_000, '{"schema": 2, "step": 1}\n'])
@@ -94,6 +107,26 @@ def test_what_one_rank_does_not_know_is_not_passed(tmp_path: Path) -> None:
     assert title("--max-tail-ms", "6") == "unknown, 1 of 1 requirement in 1 measurement cannot be judged"
     both = "failed, 1 of 2 requirements in 1 measurement not met, 1 cannot be judged"
     assert title("--max-tail-ms", "6", "--max-exposed-ms", "0.001") == both
+
+
+def test_a_rank_without_a_result_is_not_passed(tmp_path: Path) -> None:
+    """Its figures are in no row, so the others met each limit."""
+    one = record(1)
+    alone = write_log(tmp_path, [{**one, "by_rank": one["by_rank"][:1], "missing_ranks": [1]}])
+    done = run("check", "--max-exposed-ms", "100", "--format", "json", alone)
+    (verdict,) = json.loads(done.stdout)["verdicts"]
+    why = "the known ranks meet the limit; not known of rank 1, which has no result"
+    assert (done.exit_code, verdict["verdict"], verdict["why"]) == (3, "unknown", why)
+    assert run("check", "--max-exposed-ms", "1", alone).stdout.startswith("failed, 1 of 1 requirement")
+
+
+def test_logs_of_other_jobs_are_not_compared(tmp_path: Path) -> None:
+    few = write_log(tmp_path, courses("............", 50, 0, "step"), "few.jsonl")
+    slower = courses("............", 60, 0, "step")
+    many = write_log(tmp_path, [{**one, "world_size": 8} for one in slower], "many.jsonl")
+    gpu = write_log(tmp_path, [{**one, "device": "cuda"} for one in slower], "gpu.jsonl")
+    assert "not compared: these are other jobs, ranks 8 and 2" in run("compare", few, many).stdout
+    assert "steps are longer by 10.0 ms" in run("compare", few, gpu).stdout, "the device of one is not known"
 
 
 @pytest.mark.parametrize(
