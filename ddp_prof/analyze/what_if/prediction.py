@@ -349,8 +349,12 @@ class Predictor:
             return None
         if self.holds_at_most:
             return fill_at_most(sizes, cap)
-        rule = self.gradients.rule
-        return rule.buckets(sizes, cap) if rule else fill_until_reached(sizes, cap, cap)
+        rule, explicit = self.gradients.rule, fill_until_reached(sizes, cap, cap)
+        if rule is None:
+            return explicit
+        # A recent torch gives the first bucket a cap of its own only where ``bucket_cap_mb`` is not given, as today.
+        kept = rule.buckets(sizes, cap)
+        return explicit if self.structure.is_recent_torch and kept != self.gradients.buckets else kept
 
     def change_ns(self, question: Question, buckets: Buckets) -> Floats:
         """Return by how much the simulated length of each step changes, in nanoseconds; shape (steps)."""
@@ -490,9 +494,9 @@ class Predictor:
         if not self.today.knows_ready:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
-        # Today's buckets do not tell whether torch gives the first bucket a cap of its own.
-        rule = self.gradients.rule
-        if question.kind == BUCKET_SIZE and rule is not None and rule.is_either and not self.holds_at_most:
+        # Not known is whether torch is so old that the first bucket keeps its own cap beside the one that is given.
+        is_ours, is_known = self.holds_at_most, self.structure.is_recent_torch is not None
+        if question.kind == BUCKET_SIZE and self.gradients.rule is not None and not (is_ours or is_known):
             others = fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)
             yield "first bucket", abs(float(self.change_ns(question, others).mean() - change_ns.mean()))
         yield "model", SIGMAS * MODEL_ERROR * float(self.today.measured_ns.mean())

@@ -39,16 +39,17 @@ class TorchRule:
     Attributes:
         first_bytes: The cap of the first bucket; ``None`` if it is that of the other buckets.
         low_bytes, high_bytes: Any cap above ``low_bytes`` and up to ``high_bytes`` gives today's buckets.
-        is_either: Whether the first bucket may as well have the cap of the others: today's buckets would be the same.
     """
 
     first_bytes: float | None
     low_bytes: float
     high_bytes: float
-    is_either: bool = False
 
     def buckets(self, sizes: Ints, cap_bytes: float) -> list[list[int]]:
-        """Return the buckets with another cap, as positions in ``sizes``; the first one keeps its cap if smaller."""
+        """Return the buckets with another cap, as positions in ``sizes``; the first one keeps its cap if smaller.
+
+        Older versions of torch do so. In recent ones, the first bucket has the cap that is given as ``bucket_cap_mb``.
+        """
         first = cap_bytes if self.first_bytes is None else min(self.first_bytes, cap_bytes)
         return fill_until_reached(sizes, first, cap_bytes)
 
@@ -135,13 +136,13 @@ def torch_rule_of(sizes: Ints, buckets: Sequence[Sequence[int]]) -> TorchRule | 
     reached = [int(sizes[list(bucket)].sum()) for bucket in buckets]
     if len(buckets) == 1:
         return TorchRule(None, below[0], math.inf)
-    # The bounds of the cap by all buckets but the first; then whether the first one fits a cap of 1 MiB, or theirs.
+    # The bounds of the cap by all buckets but the first; then whether the first one fits a cap of 1 MiB, else theirs.
     low, high = max(below[1:]), min([math.inf, *reached[1:-1]])
     may_be_small = below[0] < FIRST_BUCKET_BYTES <= reached[0]
-    is_alike = max(low, below[0]) < min(high, reached[0])
     if may_be_small and low < high:  # torch's default, and that of all older versions
-        return TorchRule(FIRST_BUCKET_BYTES, low, high, is_alike)
-    return TorchRule(None, max(low, below[0]), min(high, reached[0])) if is_alike else None
+        return TorchRule(FIRST_BUCKET_BYTES, low, high)
+    low, high = max(low, below[0]), min(high, reached[0])
+    return TorchRule(None, low, high) if low < high else None
 
 
 def split_at_sums(sizes: Ints, sums: Ints) -> Ints | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,8 +37,8 @@ from ddp_prof.trace import Category, Kind
 _INTO_BUCKET = re.compile(r"[AB]UnaryFunctor<(\w+(?:::\w+)?).*(?:Mul|Div)Functor")
 """The names of torch's kernels that multiply a tensor by a number, or divide it; group 1 is the type of its numbers."""
 _NUMBER_BYTES = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
-_OLDER_TORCH = "at::detail::Array<"
-"""In the names of kernels of older torch, whose threads compute four numbers each; later torch: four or eight."""
+_OLDER_TORCH, _RECENT_TORCH = "at::detail::Array<", "std::array<char*"
+"""In the names of torch's kernels before 2.6, whose threads compute four numbers each; since then: four or eight."""
 _GRID = re.compile(r"grid (\d+)x1x1 block (\d+)x1x1")
 """The shape of a kernel with a one-dimensional grid; groups 1 and 2 are its number of blocks and threads per block."""
 _PER_THREAD = 4
@@ -122,6 +123,7 @@ class RankStructure(Brief):
         into, out: Copies into buckets, and out of them; ``None`` where they cannot be told from other kernels.
         at_once: How many of these collectives ran at the same time at most, in the usual step.
         are_half: Whether the names of their kernels say that they reduce numbers of two bytes.
+        is_recent_torch: Whether torch is 2.6 or later, by the names of its kernels; ``None`` if these do not tell.
         is_of_job: Whether ``reason`` holds for the whole job and not for this rank alone.
     """
 
@@ -147,6 +149,7 @@ class RankStructure(Brief):
     out: Copied | None = None
     at_once: int = 1
     are_half: bool = False
+    is_recent_torch: bool | None = None
     is_of_job: bool = False
 
     @property
@@ -226,6 +229,7 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         out=out,
         at_once=_most_at_once(columns["start_ns"], columns["end_ns"]),
         are_half=_are_half(rank),
+        is_recent_torch=_is_recent_torch(rank.trace.names),
     )
 
 
@@ -309,6 +313,13 @@ def _are_half(rank: RankEvents) -> bool:
     activity = np.unique(rank.operations.activity)
     names = [rank.trace.names[one] for one in distinct(rank.trace.activities.name_id[activity[activity != UNKNOWN]])]
     return any(map(_HALF.search, names)) and not any(map(_WHOLE.search, names))
+
+
+def _is_recent_torch(names: Sequence[str]) -> bool | None:
+    """Return whether torch is 2.6 or later, by the names of its kernels; ``None`` if they do not tell."""
+    if any(_OLDER_TORCH in name for name in names):
+        return False
+    return True if any(_RECENT_TORCH in name for name in names) else None
 
 
 def _kernels_of(rank: RankEvents) -> dict[int, int]:

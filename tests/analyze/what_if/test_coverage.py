@@ -20,7 +20,7 @@ from tests.analyze.what_if.ticking import TICK_NS, Job
 MB = 2**20
 CAPS_MB = (1.0, 2.0, 5.0, 15.0, 40.0, 80.0)
 JOBS = 60
-"""Of 800 jobs 91 % of the intervals held, 86 % without the model's own error; none of 254 such verdicts was false."""
+"""Of 800 jobs 88 % of the intervals held, with and without the model's own error; one of 222 such verdicts was false."""
 
 
 def draw_job(random: np.random.Generator) -> Job:
@@ -49,9 +49,13 @@ def predictions_of(job: Job, late: float, random: np.random.Generator) -> Iterat
     sizes, noise, steps = np.array(job.sizes), float(random.choice([0.005, 0.02, 0.05])), int(random.choice([3, 5, 12]))
     today = fill_until_reached(sizes, MB, float(random.choice([4, 10, 25])) * MB)
     jobs = [job, replace(job, overhead=job.overhead + late)] if late else [job]
-    ranks = tuple(
-        replace(one, noise=noise).capture(today, steps=steps, seed=int(random.integers(10**9))) for one in jobs
-    )
+    is_recent, is_told = random.random() < 0.5, random.random() < 0.5  # of torch, and whether the capture tells it
+    told = is_recent if is_told else None
+    seeds = [int(random.integers(10**9)) for _ in jobs]
+    captures = [
+        replace(one, noise=noise).capture(today, steps=steps, seed=seed) for one, seed in zip(jobs, seeds, strict=True)
+    ]
+    ranks = tuple(replace(one, is_recent_torch=told) for one in captures)
     half = 0.03 if job.slowed else 0.0
     share = max(0.0, job.slowed + half / 2 * random.normal())
     slowed = Slowed(share, max(0.0, share - half), share + half, None)
@@ -63,7 +67,7 @@ def predictions_of(job: Job, late: float, random: np.random.Generator) -> Iterat
             continue
         if question.kind == ask.BUCKET_SIZE:
             cap = question.cap_bytes
-            then_ns = job.length_ns(fill_until_reached(sizes, min(MB, cap), cap))
+            then_ns = job.length_ns(fill_until_reached(sizes, cap if is_recent else min(MB, cap), cap))
         elif question.kind == ask.VIEWS:
             then_ns = replace(job, copy_per_mb=0).length_ns(today)
         else:

@@ -285,12 +285,20 @@ class TestOnARealJob:
         assert (views.change_ns, views.verdict) == (pytest.approx(-640_000, abs=60_000), GAIN)
 
 
-def test_where_a_small_first_bucket_cannot_be_told_both_rules_are_in_the_interval() -> None:
-    """Buckets of 1 MB are the same with and without a first one of 1 MiB; those of 6 MB are not."""
-    structure = JOB.capture(fill_until_reached(np.array(SIZES), MB, MB))
-    found = one_of(structure, Question(ask.BUCKET_SIZE, 6))
-    assert found.parts_ns["first bucket"] > 0
-    assert "first bucket" not in one_of(CAPTURE, Question(ask.BUCKET_SIZE, 6)).parts_ns
+@pytest.mark.parametrize("is_recent", [None, False, True])
+def test_a_recent_torch_has_no_small_first_bucket_where_a_size_is_given(is_recent: bool | None) -> None:
+    """Since torch 2.5, ``bucket_cap_mb`` is the cap of the first bucket, too, which today has its own 1 MiB."""
+    asked = Question(ask.BUCKET_SIZE, 6)
+    found = one_of(replace(CAPTURE, is_recent_torch=is_recent), asked)
+    small, alike = ([0], [1, 2]), ([0, 1, 2],)
+    caps = {None: (MB, 6 * MB), False: (MB, 6 * MB), True: (6 * MB, 6 * MB)}[is_recent]
+    buckets = fill_until_reached(np.array(SIZES), *caps)
+    assert tuple(buckets[: len(small)]) == small if not is_recent else tuple(buckets[:1]) == alike
+    assert found.calls == len(buckets)
+    assert found.change_ns == pytest.approx(JOB.length_ns(buckets) - JOB.length_ns(buckets_of(10)), abs=5 * TICK_NS)
+    assert ("first bucket" in found.parts_ns) == (is_recent is None), "both are in the interval"
+    today = one_of(replace(CAPTURE, is_recent_torch=is_recent), Question(ask.BUCKET_SIZE, 10))
+    assert today.verdict == NO_CHANGE
 
 
 class TestWaits:
