@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import convert
 
 from ddp_prof.annotate.monitor_format import LOG_NAME, first_step
 from ddp_prof.bounded_file import read_at_most
 from ddp_prof.errors import TraceError, printable
+from ddp_prof.monitor.record import SCHEMA
 
 MOST_BYTES = 2**30
 _WAY_OUT = f"give the {LOG_NAME} of a job with annotate.Monitor, or of 'ddp-prof capture --every'"
@@ -43,7 +44,7 @@ class _Late:
 class _Record:
     """What a record must hold to be read, and the types of what it may hold."""
 
-    schema: Literal[1]
+    schema: int
     step: int
     time: str
     text: str
@@ -109,4 +110,4 @@ def _record_in(line: str) -> dict[str, Any] | None:
         convert(record, _Record)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, too
         return None
-    return record
+    return record if record["schema"] == SCHEMA else None

@@ -20,7 +20,7 @@ from tests.analyze.what_if.ticking import TICK_NS, Job
 MB = 2**20
 CAPS_MB = (1.0, 2.0, 5.0, 15.0, 40.0, 80.0)
 JOBS = 60
-"""Of 800 jobs 88 % of the intervals held, with and without the model's own error; one of 222 such verdicts was false."""
+"""Of 800 jobs 88 % of the intervals held, with and without the model's own error; one of 222 verdicts was false."""
 
 
 def draw_job(random: np.random.Generator) -> Job:
