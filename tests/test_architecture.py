@@ -41,7 +41,7 @@ SOLE_USERS = {
     "sqlite3": {"ingest", "benchmark"},
     "adbc_driver_sqlite": {"ingest"},
     "pyarrow": {"ingest"},
-    "msgspec": {"ingest", "manifest", "benchmark", "tune"},
+    "msgspec": {"ingest", "manifest", "benchmark", "tune", "monitor"},
     "distributed": {"runs"},
     "click": {"cli"},
     "mcp": {"cli"},
