@@ -4,8 +4,8 @@
 marks the steps.
 
 The optimizer that counts is the first one that steps, or a later one that takes over: its parameters, or the training,
-as in programs that train one model after another. If the program has no optimizer of torch, each forward of the first
-DDP whose backward reduces gradients begins a step.
+as in programs that train one model after another. A step that a GradScaler leaves out for an overflow counts, too. If
+the program has no optimizer of torch, each forward of the first DDP whose backward reduces gradients begins a step.
 
 Step 0 begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins, or a trainer
 starts). It is marked as warm-up, because its true start is not known, and the construction of a DDP communicates. The
@@ -19,8 +19,10 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -37,6 +39,9 @@ wait so long for another one that is trained beside them, and if one does, the s
 counts: list[CountedSteps] = []
 """The object that marks steps now, as the only element; empty if none does."""
 
+at_skipped_step: list[Callable[[Optimizer], None]] = []
+"""Called with an optimizer after each step of a GradScaler that did not call it, because gradients had overflowed."""
+
 
 class CountedSteps:
     """Counts the steps of the program from :meth:`begin` to :meth:`stop`, and opens a range for each.
@@ -50,7 +55,7 @@ class CountedSteps:
     """
 
     def __init__(self, at_step: Callable[[int], None] | None = None, *, marks: bool = True) -> None:
-        """Register the hooks that count: after each step of an optimizer, and before each synchronized forward."""
+        """Register the hooks that count: after each step of an optimizer or a scaler, before a synchronized forward."""
         self.index = -1
         self._at_step, self._marks = at_step, marks
         self._optimizer: weakref.ref[Any] | None = None  # its steps are counted
@@ -60,6 +65,8 @@ class CountedSteps:
         self._counts_forwards: bool | None = None  # whether there is no optimizer; None: not known yet
         self._range: ranges.OpenRange | None = None
         self._remove = register_optimizer_step_post_hook(self._count).remove
+        _follow_scalers()
+        at_skipped_step.append(self._count)
         hooks.at_synchronized_forward.append(self._count_forward)
         if marks:
             counts.append(self)
@@ -88,6 +95,8 @@ class CountedSteps:
     def stop(self) -> None:
         """Count no more: remove the hooks, and end the range of the current step, which is marked as unfinished."""
         self._remove()
+        if self._count in at_skipped_step:
+            at_skipped_step.remove(self._count)
         if self._count_forward in hooks.at_synchronized_forward:
             hooks.at_synchronized_forward.remove(self._count_forward)
         if self in counts:
@@ -96,7 +105,7 @@ class CountedSteps:
         self.close()
 
     def _count(self, optimizer: Any, *_: Any) -> None:
-        """Begin the next step if ``optimizer`` is the one that counts; called after each step of any optimizer.
+        """Begin the next step if ``optimizer`` is the one that counts; called after each step of any, or a skipped one.
 
         Another optimizer takes over if it shares parameters with the one that counts, and steps twice while that one
         does not step: some programs make a new optimizer for each epoch. If it shares none, after :data:`TAKES_OVER`
@@ -154,6 +163,30 @@ class CountedSteps:
             warmup = {"warmup": 1} if self.index == 0 or hooks.agreement_follows else {}
             self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self.index, **warmup))
         hooks.agreement_follows = False
+
+
+@cache
+def _follow_scalers() -> None:
+    """Replace ``GradScaler.step`` by one that also calls :data:`at_skipped_step`; do this once per process."""
+    scaler: Any = torch.amp.GradScaler
+    original = scaler.step
+
+    @wraps(original)
+    def step(scaling: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step as torch's does, and find out whether the optimizer was called."""
+        called: list[Any] = []
+        handle = register_optimizer_step_post_hook(lambda *_: called.append(True))
+        try:
+            result = original(scaling, optimizer, *args, **kwargs)
+        finally:
+            handle.remove()
+        inner = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's, which wraps it
+        if not called and isinstance(inner, Optimizer):
+            for call in tuple(at_skipped_step):
+                call(inner)
+        return result
+
+    scaler.step = step
 
 
 def _parameters(optimizer: Any) -> list[Any]:

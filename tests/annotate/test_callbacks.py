@@ -109,6 +109,27 @@ def test_a_callback_leaves_steps_to_a_capture(trainer: str, monkeypatch: pytest.
     assert sum(each.text == "optimizer" for each in recorder.ranges) == STEPS
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_step_that_a_scaler_leaves_out_counts(is_fused: bool) -> None:
+    """It was part of the next one, which seemed to take twice as long. A fused optimizer is called nevertheless."""
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, fused=is_fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    steps: list[int] = []
+    counted = CountedSteps(steps.append, marks=False)
+    counted.begin()
+    for factor in (1, torch.inf, 1):
+        optimizer.zero_grad()
+        scaler.scale(parameter.sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    counted.stop()
+    assert steps == [0, 1, 2, 3]
+    scaler.step(optimizer)
+    assert steps == [0, 1, 2, 3]
+    assert parameter.item() == pytest.approx(0.8 - 0.1)
+
+
 @pytest.mark.trainers
 def test_lightning_itself() -> None:
     import lightning.pytorch as pl
