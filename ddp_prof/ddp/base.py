@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -60,6 +60,10 @@ class DataParallel(torch.nn.Module, ABC):
         """
         super().__init__()
         _check_initialized()
+        if torch.is_inference_mode_enabled():
+            raise CommunicationError(
+                "nothing can be trained that is made under torch.inference_mode(): wrap outside of it"
+            )
         if any(isinstance(each, (DataParallel, DistributedDataParallel)) for each in module.modules()) or any(
             map(has_gradient_hook, module.parameters())
         ):
@@ -228,8 +232,8 @@ class DataParallel(torch.nn.Module, ABC):
 def _check_tensors(module: torch.nn.Module) -> None:
     """Raise CommunicationError if a parameter or buffer cannot be sent or reduced.
 
-    It may have no shape yet (lazy modules), no values (meta device), or no strides (sparse tensors); or a parameter's
-    gradient has another data type.
+    It may have no shape yet (lazy modules), no values (meta device), values in other tensors (DTensor), or no strides
+    (sparse tensors); or a parameter's gradient has another data type.
     """
     tensors = (*module.named_parameters(), *module.named_buffers())
     for name, tensor in tensors:
@@ -242,6 +246,11 @@ def _check_tensors(module: torch.nn.Module) -> None:
             raise CommunicationError(
                 f"{name!r} is on the meta device and has no values: call to_empty() and initialize the module, then "
                 "wrap it"
+            )
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise CommunicationError(
+                f"{name!r} is a {type(tensor).__name__}, which keeps its values in other tensors and cannot be sent to "
+                "the other ranks: make it a plain tensor"
             )
         if tensor.layout is not torch.strided:
             raise CommunicationError(
@@ -341,22 +350,47 @@ def add_hooks(listener: Any, parameters: Sequence[torch.nn.Parameter]) -> weakre
     on_gradient, before_step, on_step = map(
         weakref.WeakMethod, (listener.on_gradient, listener.before_step, listener.on_step)
     )
-    # One hook for each parameter; torch's hooks for optimizers are called for all optimizers of the process.
-    handles: list[RemovableHandle] = [
+    handles = [
         _add_gradient_hook(parameter, partial(_report, on_gradient, index))
         for index, parameter in enumerate(parameters)
     ]
-    handles.append(register_optimizer_step_pre_hook(partial(_report, before_step)))
-    handles.append(register_optimizer_step_post_hook(partial(_report, on_step)))
+    _hook_all_optimizers()
+    key = object()
+    _before_steps[key], _after_steps[key] = before_step, on_step
 
     def remove() -> None:
         for handle in handles:
             handle.remove()
+        del _before_steps[key], _after_steps[key]
 
     # Calls ``remove`` when the listener is deleted, or when it is called itself; not when the program ends.
     remover = weakref.finalize(listener, remove)
     remover.atexit = False
     return remover
+
+
+_before_steps: dict[object, weakref.WeakMethod[Any]] = {}
+"""Methods that are called before each step of any optimizer, by a key for each listener."""
+_after_steps: dict[object, weakref.WeakMethod[Any]] = {}
+"""Methods that are called after each step of any optimizer, by the same keys."""
+
+
+@cache
+def _hook_all_optimizers() -> None:
+    """Register torch's hooks for all optimizers of the process, once, for all listeners.
+
+    A hook for each listener would be removed when the listener is deleted. Where that happens within a step, by the
+    garbage collection, torch raises an error, because it is going through its hooks.
+    """
+    register_optimizer_step_pre_hook(partial(_report_to_all, _before_steps))
+    register_optimizer_step_post_hook(partial(_report_to_all, _after_steps))
+
+
+def _report_to_all(
+    methods: Mapping[object, weakref.WeakMethod[Any]], optimizer: torch.optim.Optimizer, *_: Any
+) -> None:
+    for method in list(methods.values()):
+        _report(method, optimizer)
 
 
 def _add_gradient_hook(parameter: torch.nn.Parameter, hook: Any) -> RemovableHandle:

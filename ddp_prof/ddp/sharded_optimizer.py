@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +84,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.defaults = self.local.defaults
         self._copy_options_from_local()
 
+    @property
+    def state(self) -> Any:
+        """The state of this rank's part, by parameter, as of any optimizer: a program may read or clear it."""
+        return self.local.state if hasattr(self, "local") else {}
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if hasattr(self, "local"):  # not while ``__init__`` makes an empty one
+            self.local.state = state
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group and choose an owner for each of its parameters.
 
@@ -106,6 +116,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         ``closure`` computes the loss and is called once; ``None``: nothing is called or returned.
         """
+        self._check_groups()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -134,6 +145,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
             )
         self.local.load_state_dict({name: value for name, value in state_dict.items() if name != "shard"})
         self._copy_options_from_local()
+
+    def _check_groups(self) -> None:
+        """Raise CommunicationError if the program has changed which parameters the groups hold."""
+        here = Counter(id(parameter) for group in self.param_groups for parameter in group["params"])
+        if here != Counter(id(parameter) for owned in self._owned for parameter in owned):
+            raise CommunicationError(
+                "the parameters of a ShardedOptimizer's groups were changed: call add_param_group(), or make it anew"
+            )
 
     def _place(self) -> tuple[int, int]:
         """Return this rank and the number of ranks."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ddp_prof.ddp import VARIANTS, BucketedDDP, NaiveDDP, OverlapDDP, ShardedDDP, collective
+from ddp_prof.ddp.buckets import TakenGradient
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -206,7 +207,13 @@ def unmade(rank: int) -> dict[tuple[str, str], str]:
         layer.register_buffer("graph", torch.eye(3).to_sparse())
         return layer
 
+    def elsewhere() -> nn.Module:
+        layer = nn.Linear(2, 3)
+        layer.register_buffer("copy", TakenGradient(layer.weight))  # without values of its own, as a DTensor
+        return layer
+
     makers = {"lazy": lambda: nn.LazyLinear(3), "meta": lambda: nn.Linear(2, 3, device="meta"), "sparse": sparse}
+    makers["elsewhere"] = elsewhere
     makers |= {"wide": wide} if hasattr(torch.Tensor, "grad_dtype") else {}
     messages = {}
     for key, make in MAKE.items():
@@ -256,6 +263,7 @@ def test_a_module_is_wrapped_once(results: list[Any]) -> None:
 
 def test_a_module_whose_tensors_would_not_be_equal_on_all_ranks_is_refused(results: list[Any]) -> None:
     ways_out = {"lazy": "call the module once", "meta": "call to_empty()", "sparse": "make it dense"}
+    ways_out["elsewhere"] = "make it a plain tensor"
     ways_out |= {"wide": "leave grad_dtype as it is", "scaled": "scale rows after the step"}
     for (key, name), message in results[1]["unmade"].items():
         assert ways_out[name] in message, key

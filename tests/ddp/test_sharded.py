@@ -14,9 +14,9 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
+from ddp_prof.ddp.base import _after_steps, _before_steps
 from ddp_prof.ddp.buckets import TakenGradient
 from ddp_prof.errors import CommunicationError
 from tests.ddp.test_sharded_optimizer import peak_bytes, state_bytes
@@ -125,7 +125,7 @@ def left(rank: int) -> dict[str, Any]:
     """Of a module whose variant is removed or dropped right after a step: its weights, hooks on optimizers."""
     found: dict[str, Any] = {}
     for how in ("removed", "dropped"):
-        before = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
+        before = len(_before_steps), len(_after_steps)
         variant = make()
         module = variant.module
         take_step(variant, rank)
@@ -134,7 +134,7 @@ def left(rank: int) -> dict[str, Any]:
             found["kinds"] = {type(layer._parameters) for layer in module.modules()}
         del variant
         gc.collect()
-        hooks = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
+        hooks = len(_before_steps), len(_after_steps)
         found[how] = [weights(module), hooks == before]
     return found
 

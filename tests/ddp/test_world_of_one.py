@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddp_prof.ddp import VARIANTS, BucketedDDP, NaiveDDP
+from ddp_prof.ddp import VARIANTS, BucketedDDP, NaiveDDP, ShardedOptimizer
 from ddp_prof.errors import CommunicationError
 from tests.ddp import cases
 
@@ -94,6 +95,38 @@ def test_a_module_trains_alone_when_sharded_is_gone(how: str) -> None:
     assert [parameter.grad for parameter in module.parameters()] == [None, None]
     module(torch.ones(2)).sum().backward()
     torch.optim.AdamW(module.parameters()).step()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_variant_may_be_collected_within_a_step_of_another_optimizer() -> None:
+    """Its hooks on all optimizers were removed while torch called them: "OrderedDict mutated during iteration"."""
+    variants = [NaiveDDP(torch.nn.Linear(2, 2))]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1)
+    handle = register_optimizer_step_pre_hook(lambda *_: variants.clear())
+    optimizer.step()
+    handle.remove()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_made_for_inference_is_not_wrapped() -> None:
+    with torch.inference_mode(), pytest.raises(CommunicationError, match="wrap outside of it"):
+        NaiveDDP(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_program_may_clear_the_state_of_a_sharded_optimizer_but_not_move_its_parameters() -> None:
+    """It cleared a state that nothing used, and parameters that it put into a group were never stepped on."""
+    first, second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = ShardedOptimizer([first], torch.optim.SGD, lr=1, momentum=0.5)
+    first.grad = second.grad = torch.ones(1)
+    optimizer.step()
+    assert optimizer.state[first]["momentum_buffer"].item() == 1
+    optimizer.state.clear()
+    optimizer.step()
+    assert first.item() == 1 - 1 - 1
+    optimizer.param_groups[0]["params"].append(second)
+    with pytest.raises(CommunicationError, match=r"call add_param_group\(\)"):
+        optimizer.step()
 
 
 @pytest.mark.usefixtures("alone")
