@@ -55,6 +55,8 @@ MODEL_ERROR_FROM = (
 )
 SIGMAS = 1.645
 """Half of the width of a 90 % interval of a normal distribution, in standard deviations."""
+_PIECES = 16
+"""Into how many equal gradients a bucket is divided, to see what it matters where in it another bucket would end."""
 _OF_95 = 1.645 / 1.96
 """The width of a 90 % interval, as a fraction of that of a 95 % interval."""
 
@@ -393,6 +395,14 @@ class Predictor:
             times = transfers or self.transfers.times
         return simulate(changed, buckets, times, share, wire) - before
 
+    def _in_pieces(self) -> Predictor:
+        """Return a predictor of the same steps in which each bucket holds many equal gradients, instead of one."""
+        whole = self.gradients
+        sizes = np.repeat(whole.bytes // _PIECES, _PIECES)
+        sizes[::_PIECES] += whole.bytes % _PIECES
+        in_pieces = replace(whole, bytes=sizes, bucket=np.repeat(whole.bucket, _PIECES), are_single=True)
+        return Predictor(self.structure, in_pieces, self.link, self.slowed, holds_at_most=self.holds_at_most)
+
     def answer(self, question: Question, ranks: int) -> Prediction:
         """Return the prediction, which says why if nothing can be told; ``ranks`` is the number of captured ranks."""
         if reason := self._refuse(question, ranks):
@@ -499,6 +509,11 @@ class Predictor:
         if question.kind == BUCKET_SIZE and self.gradients.rule is not None and not (is_ours or is_known):
             others = fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)
             yield "first bucket", abs(float(self.change_ns(question, others).mean() - change_ns.mean()))
+        # Where only whole buckets are known, a bucket that is closed within one of today's is not exactly predicted.
+        if question.kind == BUCKET_SIZE and not self.gradients.are_single:
+            pieces = self._in_pieces()
+            closed = float(pieces.change_ns(question, pieces.buckets(question) or buckets).mean())
+            yield "whole buckets", abs(closed - float(change_ns.mean()))
         yield "model", SIGMAS * MODEL_ERROR * float(self.today.measured_ns.mean())
 
 

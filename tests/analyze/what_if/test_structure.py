@@ -11,11 +11,12 @@ import pytest
 from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.what_if.sizes import find_gradients
-from ddp_prof.analyze.what_if.structure import _HALF, RankStructure, find_structure
+from ddp_prof.analyze.what_if.structure import _HALF, IN_BACKWARD, RankStructure, find_structure
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.runs.report import LoadOptions, load_events
 from ddp_prof.table import select
+from tests.nsys_factory import US, Range, bucket_steps, write_capture
 
 TRACES = Path(__file__).parents[3] / "traces"
 
@@ -146,3 +147,18 @@ def test_clocks_that_disagree_are_the_reason(monkeypatch: pytest.MonkeyPatch) ->
     reason = str(find_structure(rank).reason)
     assert CLOCKS in reason
     assert "record it again" in reason
+
+
+@pytest.mark.parametrize(("needs_it", "reason"), [("kernel", IN_BACKWARD), ("memcpy", None)])
+def test_compute_of_backward_that_waits_for_a_collective_is_refused(
+    needs_it: str, reason: str | None, tmp_path: Path
+) -> None:
+    """An optimizer that steps in backward: the stall was taken for work, and 29 of 100 intervals missed the truth."""
+    capture = bucket_steps(20, 20, 20, 20)
+    for kernel in capture.kernels:
+        kernel.kind = needs_it if kernel.name == "copy back" else kernel.kind
+    capture.ranges += [Range("backward", 40 * US * step, 40 * US * step + 900, 100) for step in range(4)]
+    trace = write_capture(tmp_path / "a.sqlite", capture)
+    (rank,) = load_events(trace, LoadOptions(with_launches=True)).ranks
+    assert rank.blocking.coverage.reason is None
+    assert find_structure(rank).reason == reason
