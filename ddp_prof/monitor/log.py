@@ -51,6 +51,7 @@ class _Record:
     step_ns: float | None
     exposed_ns: float | None
     by_rank: list[_OfRank]
+    communicating_step_ns: float | None = None
     comm_ns: float | None = None
     overlapped_ns: float | None = None
     blocking_ns: float | None = None

@@ -19,7 +19,7 @@ from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variant
 from ddp_prof.analyze.variants.regression_gate import GateResult, Requirements, check_run
 from ddp_prof.annotate.monitor_format import LIMITS
 from ddp_prof.errors import UsageError, printable
-from ddp_prof.present.headlines import gain_headline
+from ddp_prof.present.headlines import communicating_steps_text, gain_headline
 from ddp_prof.present.text import milliseconds, percent
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
@@ -86,6 +86,8 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
         "ranks": len(known),
         "device": summary.device,
         "step_ns": summary.step_ns,
+        "communicating_step_ns": summary.communicating_step_ns,
+        "communicating_steps": communicating_steps_text(summary) or None,
         "comm_ns": summary.comm_ns,
         "overlapped_ns": summary.overlapped_ns,
         "exposed_ns": summary.exposed_ns,
@@ -250,17 +252,20 @@ def _median(values: Any) -> int | None:
 
 def _text(record: Mapping[str, Any]) -> str:
     """Return the record as one line of text for people."""
-    said = [f"step {record['step']}"]
+    said, some = [f"step {record['step']}"], record["communicating_steps"]
     if record["step_ns"] is not None:
         said.append(f"{milliseconds(record['step_ns'])} a step")
     if record["comm_ns"] is not None and record["exposed_ns"] is not None:
         waits = "" if record["blocking_ns"] is None else f", {milliseconds(record['blocking_ns'])} blocking"
         exposed = f"{milliseconds(record['exposed_ns'])} exposed{waits}"
-        said.append(f"communication {milliseconds(record['comm_ns'])}, of which {exposed}")
+        communication = f"communication {milliseconds(record['comm_ns'])}, of which {exposed}"
+        if some and record["communicating_step_ns"]:
+            communication = f"{milliseconds(record['communicating_step_ns'])} in {some}: {communication}"
+        said.append(communication)
     if record["contention_ns"]:
         said.append(f"compute slowed by {milliseconds(record['contention_ns'])}")
-    if (gain := record["schedule_gain_ns"]) is not None and record["step_ns"]:
-        said.append(f"no schedule gains more than {percent(gain / record['step_ns'])}")
+    if (gain := record["schedule_gain_ns"]) is not None and (step_ns := record["communicating_step_ns"]):
+        said.append(f"no schedule gains more than {percent(gain / step_ns)}{' of these' if some else ''}")
     if late := record["late"]:
         said.append(
             f"rank {late['rank']} arrives last in {late['steps']} of {late['of_steps']} steps, "

@@ -140,7 +140,8 @@ def _costs(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _row(record: Mapping[str, Any]) -> Row:
     """Return the table's row of one measurement."""
     late, finding, step_ns = record.get("late"), record.get("finding"), record["step_ns"]
-    gain_ns = record.get("schedule_gain_ns")
+    # What could be gained is a share of the steps that communicate, whose length older logs do not hold.
+    gain_ns, whole_ns = record.get("schedule_gain_ns"), record.get("communicating_step_ns") or step_ns
     return {
         "time": record["time"],
         "step": record["step"],
@@ -152,7 +153,7 @@ def _row(record: Mapping[str, Any]) -> Row:
         "blocking_ms": ms(record.get("blocking_ns")),
         "slowed_ms": ms(record.get("contention_ns")),
         "overlap_%": in_percent(record.get("overlap_ratio")),
-        "gain_at_most_%": in_percent(gain_ns / step_ns if step_ns and gain_ns is not None else None),
+        "gain_at_most_%": in_percent(gain_ns / whole_ns if whole_ns and gain_ns is not None else None),
         "late_rank": late["rank"] if late else None,
         "lag_ms": ms(late["lag_ns"]) if late else None,
         "finding": printable(finding["rule"]) if finding else None,
