@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import Outliers
-from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
+from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.present.text import count_noun, milliseconds, percent
 from ddp_prof.variants import BASELINE
 
@@ -292,12 +292,12 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
         if run.other_job and run.device == base.device
     ]
     # Speed-ups that something else explains.
-    if confounded := [summary for summary in summaries if summary.confounded_by]:
-        names = ", ".join(run.label for run in confounded)
-        found.append(
-            f"No speed-up of {names} is reported: most of the difference from {base.label} is compute, which no "
-            "variant changes, as on a machine that was busier."
-        )
+    for cause, words in EXPLAINED_BY.items():
+        if names := ", ".join(run.label for run in summaries if run.confounded_by == cause):
+            busier = ", as on a machine that was busier" if cause == COMPUTE else ""
+            found.append(
+                f"No speed-up of {names} is reported: most of the difference from {base.label} is {words}{busier}."
+            )
     if any(summary.device == "cpu" for summary in summaries):
         found.append(
             "These runs used CPUs, and their ranks share cores. Communication takes time from the compute that "
@@ -360,7 +360,8 @@ def _step_change_text(summary: VariantSummary, base: str = "") -> str:
     if summary.speedup_from == TURNS and summary.speedup_low and summary.speedup_high:
         low, high = sorted(abs(1 - 1 / end) for end in (summary.speedup_low, summary.speedup_high))
         interval = f" ({percent(low)} to {percent(high)})"
-    return f"{change}{interval} {'shorter' if speedup > 1 else 'longer'}" + (f" than that of {base}" if base else "")
+    found = f"{change}{interval} {'shorter' if speedup > 1 else 'longer'}" + (f" than that of {base}" if base else "")
+    return f"{found}, which so few steps do not show to be more than chance" if summary.supported is None else found
 
 
 def outliers_text(outliers: Outliers) -> str:

@@ -249,6 +249,12 @@ def test_a_run_is_fastest_only_where_that_is_supported() -> None:
     """Two captures one after another: the machine was three times as fast in the second."""
     naive, overlap = summary("naive", 1, 0, 85), replace(summary("overlap", 1.25, 0.67, 96), supported=False)
     flat = replace(summary("flat", None, 0, 34), supported=False, confounded_by="compute")
+    few = describe_changes([naive, replace(overlap, supported=None)])
+    assert few[0].endswith("20 % shorter than that of naive, which so few steps do not show to be more than chance.")
+    slowed = replace(flat, confounded_by="compute beside communication")
+    assert describe_changes([naive, overlap, slowed])[1].endswith(
+        "is longer compute, by a busier machine or by the communication beside it."
+    )
     assert describe_changes([naive, overlap, flat]) == [
         (
             "In these captures overlap hides most, 67 % of its communication; its median step is not clearly different "

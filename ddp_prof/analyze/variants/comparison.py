@@ -124,8 +124,8 @@ class VariantSummary:
     speedup_high: float | None = column("upper end of it", default=None, null="not known")
     supported: bool | None = column("whether that interval excludes 1", default=None, null="not known")
     confounded_by: str | None = column(
-        "what no variant changes but explains most of the difference: ``compute``, as if the machine was busier during "
-        "one of the captures",
+        "what explains most of the difference: ``compute``, which no variant changes, as if the machine was busier "
+        "during one of the captures, or ``compute beside communication``, which communication may slow as well",
         default=None,
         null="nothing",
     )
@@ -278,6 +278,13 @@ def _with_speedup_in_turns(run: VariantSummary, naive: VariantSummary) -> Varian
     )
 
 
+COMPUTE, SLOWED = "compute", "compute beside communication"
+"""What may explain a difference. Compute may be longer by the communication that a variant puts beside it."""
+EXPLAINED_BY = {
+    COMPUTE: "compute, which no variant changes",
+    SLOWED: "longer compute, by a busier machine or by the communication beside it",
+}
+"""The words for each."""
 _MOST = 0.5
 """A cause that accounts for a larger fraction of a difference than this accounts for most of it."""
 
@@ -285,8 +292,9 @@ _MOST = 0.5
 def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
     """Add the speed-up over the naive run by the captured steps.
 
-    If most of the difference is compute, which a variant does not change, there is no speed-up: ``confounded_by`` is
-    set instead. The relative error of a ratio is the root of the summed squares of both relative errors.
+    If most of the difference is compute, there is no speed-up: ``confounded_by`` is set instead. The machine changed,
+    or communication slows more compute; the captures do not tell which. The relative error of a ratio is the root of
+    the summed squares of both relative errors.
     """
     before_ns, after_ns = naive.step_ns, run.step_ns
     if run.device != naive.device or not before_ns or not after_ns:
@@ -300,7 +308,8 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
         # Idle time does not count as such a cause: the gaps between blocking collectives belong to the variant.
         by_compute_ns = compute_before_ns - compute_after_ns
         if by_compute_ns * gained_ns > _MOST * gained_ns**2:  # compute / gain > _MOST, also if both are negative
-            return replace(run, confounded_by="compute", supported=False)
+            may_be_slowed = 0 < -by_compute_ns <= (run.parts_ns.get("overlapped") or 0)
+            return replace(run, confounded_by=SLOWED if may_be_slowed else COMPUTE, supported=False)
     speedup, half_widths = before_ns / after_ns, (naive.step_half_width_ns, run.step_half_width_ns)
     if None in half_widths:
         return replace(run, speedup=speedup, speedup_from=CAPTURES)

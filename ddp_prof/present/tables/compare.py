@@ -9,7 +9,7 @@ from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.statistics import EACH_ALONE
-from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
+from ddp_prof.analyze.variants.comparison import EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.analyze.variants.waterfall import (
     DURATION,
     LAUNCH,
@@ -70,9 +70,11 @@ def compare_view(
     notes += [f"no speedup of {one.label}: {BASELINE} is another job, {one.other_job}" for one in of_other_jobs]
     for cause in dict.fromkeys(filter(None, (summary.confounded_by for summary in summaries))):
         names = ", ".join(summary.label for summary in summaries if summary.confounded_by == cause)
-        notes.append(f"no speedup of {names}: most of the difference is {cause}, which no variant changes")
+        notes.append(f"no speedup of {names}: most of the difference is {EXPLAINED_BY[cause]}")
     if unclear := [summary.label for summary in summaries if summary.supported is False and summary.speedup]:
         notes.append(f"speedup not supported, its interval contains 1: {', '.join(unclear)}")
+    if alone := [one.label for one in summaries if one is not base and one.speedup and one.supported is None]:
+        notes.append(f"speedup without an interval, as there are too few steps: {', '.join(alone)}")
     in_turns = [run for run in summaries if not run.other_job and base and base.speedup_from == TURNS]
     if missing := [run.label for run in in_turns if run.speedup is None]:
         notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")

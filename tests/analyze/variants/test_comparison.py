@@ -80,6 +80,10 @@ def test_a_speedup_that_the_machine_made_is_not_told() -> None:
     naive = summary("naive", 4000, 3000)
     slower_machine = _with_speedup(summary("bucketed", 1200, 900), naive)
     assert (slower_machine.speedup, slower_machine.supported, slower_machine.confounded_by) == (None, False, "compute")
+    beside = summary("bucketed", 4200, 2900)
+    beside = replace(beside, parts_ns={**beside.parts_ns, "overlapped": 400})
+    slowed = _with_speedup(beside, naive)
+    assert (slowed.speedup, slowed.confounded_by) == (None, "compute beside communication"), "kappa may be the cause"
     sharded = _with_speedup(summary("fsdp", 6000, 5500), naive)
     assert (sharded.speedup, sharded.confounded_by) == (4000 / 6000, None), "its steps compute something else"
     less_communication = _with_speedup(summary("bucketed", 3200, 2990), naive)
