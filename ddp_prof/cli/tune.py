@@ -148,7 +148,7 @@ def tune(
                     return
                 tries = candidates.tries
             # Measure, or with --plan only say what measuring would take.
-            session = _session(job, tries, Store(store, job, tries, Path.cwd()), limits, environ, progress)
+            session = _session(job, tries, Store(store, job, tries, Path.cwd(), environ), limits, environ, progress)
             if plan:
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
                     say(line)

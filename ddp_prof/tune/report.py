@@ -283,6 +283,8 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
         verdicts: What is known of each try already.
     """
     counted = [verdict for verdict in verdicts if verdict.outcome != TODAYS]
+    if not counted:
+        return ["the program has all of these settings already: there is nothing to run"]
     runs = len(counted) + 1  # of a round: the tries and today's settings
     rounds = min(limits.rounds, int(60 * limits.minutes / (runs * first.wall_s)))
     tries = "1 try" if len(counted) == 1 else f"{len(counted)} tries"

@@ -142,17 +142,22 @@ TABLES: Tables = {
 class Store:
     """The trials of one tuning in a database file.
 
-    A tuning is identified by the program, its folder and the text of its scripts, the tries, the numbers of warm-up and
-    measured steps, and the machine. So a program that was changed is measured anew.
+    A tuning is identified by the program, its folder and the text of its scripts, the tries, what their variables of
+    the environment are today, the numbers of warm-up and measured steps, and the machine. So a program that was changed
+    is measured anew.
     """
 
-    def __init__(self, path: Path, program: Program, tries: Sequence[Try], folder: Path) -> None:
+    def __init__(
+        self, path: Path, program: Program, tries: Sequence[Try], folder: Path, environ: Mapping[str, str] = {}
+    ) -> None:
         self.path = path
         labels = [one.label for one in tries]
         known: dict[str, Any] = {"command": program.command, "folder": str(folder), "tries": labels}
         known |= {"warmup": program.warmup, "steps": program.steps, "machine": platform.node()}
         known["scripts"] = digest_scripts(program.command, folder)
         known |= {"in_process": True} if program.in_process else {}
+        today = {name: environ[name] for tried in tries for name in tried.environment if name in environ}
+        known |= {"environment": today} if today else {}
         self._tuning = StoredTuning(
             id=sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16],
             command=json.dumps(program.command),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from ddp_prof.tune.report import conclusion_of, plan_lines, sentence_of, tuning_
 from ddp_prof.tune.session import Limits, Session
 from ddp_prof.tune.store import Store
 from ddp_prof.tune.tries import parse_tries
+from ddp_prof.tune.verdicts import TODAYS
 from tests.examples import IS_NIGHTLY
 from tests.tune import noise
 from tests.tune.simulated import PROGRAM, Simulated, outcomes, tune
@@ -227,6 +229,18 @@ def test_another_program_has_runs_of_its_own(tmp_path: Path) -> None:
     assert Store(file, PROGRAM, parse_tries(["static_graph"]), tmp_path).load() == []
 
 
+def test_another_value_of_a_tried_variable_today_has_runs_of_its_own(tmp_path: Path) -> None:
+    """Runs with OMP_NUM_THREADS=1 today were shown as those of 4, and not one was made."""
+    tries, file = parse_tries(["OMP_NUM_THREADS=2"]), tmp_path / "tune.db"
+
+    def store(**environ: str) -> Store:
+        return Store(file, PROGRAM, tries, tmp_path, {"HOME": "/", **environ})
+
+    tune(Simulated(), "OMP_NUM_THREADS=2", store=store(OMP_NUM_THREADS="1"), rounds=1)
+    assert len(store(OMP_NUM_THREADS="1", HOME="/root").load()) == 3
+    assert store(OMP_NUM_THREADS="4").load() == []
+
+
 def test_losses_that_are_not_finite_are_kept(tmp_path: Path) -> None:
     program = Simulated()
     program.losses = {"today": (2.0, None)}
@@ -280,6 +294,10 @@ def test_the_plan_says_runs_minutes_and_what_they_can_show() -> None:
         "10 rounds can show a gain of 0.4 %",
         "10 rounds can show a gain of 1.2 %",
         "10 rounds can show a gain of 3.7 %",
+    ]
+    settled = [replace(verdict, outcome=TODAYS) for verdict in planned.verdicts()]
+    assert plan_lines(planned.limits, planned.run_today(), settled) == [
+        "the program has all of these settings already: there is nothing to run"
     ]
     short = session(3)
     assert (
