@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -70,20 +70,22 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.option.markexpr
+    of_now, of_night, places = [], [], dict[Path, str]()
     for item in items:
-        path = item.path.relative_to(TESTS)
+        if item.path not in places:  # a file has up to 900 tests
+            places[item.path] = item.path.relative_to(TESTS).as_posix()
+        path = PurePath(places[item.path])
         for place in (path, *path.parents):
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
-    asked = config.option.markexpr
-    night = [item for item in items if is_left_to_the_night((one.name for one in item.iter_markers()), asked)]
-    config.hook.pytest_deselected(items=night)
-    items[:] = [item for item in items if item not in night]
+        is_left = is_left_to_the_night((one.name for one in item.iter_markers()), asked)
+        (of_night if is_left else of_now).append(item)
+    config.hook.pytest_deselected(items=of_night)
     # Files of many seconds come first, those that wait longest for their programs before all: others compute meanwhile,
     # and no process ends long after the others.
     long = {"slow", "browser", "torch"}
-    places = {item.path: item.path.relative_to(TESTS).as_posix() not in WAITING for item in items}
-    items.sort(key=lambda item: (places[item.path], long.isdisjoint(item.keywords)))
+    items[:] = sorted(of_now, key=lambda item: (places[item.path] not in WAITING, long.isdisjoint(item.keywords)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -102,7 +104,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end, so no search for cycles of references need pass through it."""
-    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """What is left ends with its process: pytest would search all of it twice, and Python once more."""
+    gc.collect(1)  # a cycle of the last tests that complains when it goes does so yet
     gc.freeze()
 
 
