@@ -62,10 +62,7 @@ def tolerance(case: str) -> float:
 def test_equals_one_process(ranks: dict[int, list[Any]], world: int, case: str, setting: str, optimizer: str) -> None:
     expected = one_process(case, optimizer)
     for results in ranks[world]:
-        got = results[world, case, setting, optimizer]
-        assert got.keys() == expected.keys()
-        for name, value in expected.items():
-            torch.testing.assert_close(got[name], value, rtol=tolerance(case), atol=tolerance(case), msg=name)
+        cases.assert_equal(results[world, case, setting, optimizer], expected, tolerance(case))
 
 
 @pytest.mark.parametrize("case", list(cases.CASES))

@@ -6,10 +6,10 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-import torch
 
 from ddp_prof.ddp import VARIANTS
 from tests.ddp import loops
+from tests.ddp.cases import assert_equal
 from tests.ddp.gloo_ranks import run_ranks
 
 WORLDS = (2, 4)
@@ -80,9 +80,5 @@ def one_process(world: int, name: str) -> loops.Tensors:
 
 @pytest.mark.parametrize(("world", "name", "key"), runs())
 def test_equals_one_process(ranks: dict[int, list[Any]], world: int, name: str, key: str) -> None:
-    expected = one_process(world, name)
     for results in ranks[world]:
-        got = results[world, name, key]
-        assert got.keys() == expected.keys()
-        for tensor, value in expected.items():
-            torch.testing.assert_close(got[tensor], value, rtol=1e-10, atol=1e-10, msg=tensor)
+        assert_equal(results[world, name, key], one_process(world, name), tolerance=1e-10)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ddp_prof.ddp import VARIANTS
+from tests.ddp.cases import assert_equal
 from tests.ddp.gloo_ranks import run_ranks
 from tests.ddp.loops import STEPS, WIDTH, Loop, OneProcess, Tensors, Variant, inputs, loss_of, mean, mlp, run, weights
 
@@ -196,8 +197,7 @@ def one_process(world: int, name: str) -> Tensors:
 @pytest.mark.parametrize(("world", "name", "key"), RUNS)
 def test_equals_one_process(ranks: dict[int, list[Any]], world: int, name: str, key: str) -> None:
     for results in ranks[world]:
-        for tensor, value in one_process(world, name).items():
-            torch.testing.assert_close(results[world, name, key][tensor], value, rtol=1e-10, atol=1e-10, msg=tensor)
+        assert_equal(results[world, name, key], one_process(world, name), tolerance=1e-10)
 
 
 def drop_a_part(rank: int) -> torch.Tensor:
