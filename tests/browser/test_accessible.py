@@ -60,8 +60,11 @@ def _results(folder: Path) -> Path:
     return database
 
 
-BY_NIGHT = {"bucketed_10mb-kernels.html", "known-why.html", "buckets.html", "model.html"}
-"""Pages of which another one has all kinds of elements."""
+BY_NIGHT = {
+    "bucketed_10mb-kernels.html", "known-why.html", "waterfall-page.html", "collectives-page.html", "variants.html",
+    "buckets.html", "model.html",
+}  # fmt: skip
+"""Pages of which others have all kinds of elements, with their colours and sizes of letters."""
 IN_DARK = {"index.html", *TIMELINES, "tune.html"}
 """Pages that a gate looks at in dark, too; a nightly so looks at all: one table of colours is all of theirs."""
 
