@@ -9,8 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 import pytest
 
@@ -131,7 +130,7 @@ ADDITIONS = {"step": OF_STEP, "collective": OF_COLLECTIVE, "rank": OF_RANK, "ker
 
 SHOW_ALL = """
 import json, sys
-package, folder, command, frame, docs, trace, page = sys.argv[1:]
+package, report, additions = sys.argv[1:]
 sys.path.insert(0, package)
 from pathlib import Path
 from click.testing import CliRunner
@@ -141,39 +140,51 @@ sys.path.insert(0, "scripts/dev")
 from readme import figures_of
 
 def run(*arguments):
-    result = CliRunner().invoke(main, [*arguments, trace], catch_exceptions=False)
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert not result.exit_code, result.output
     return result.stdout
 
-if page:
-    run("report", "-o", folder)
-(loaded,) = load_runs([trace])
-print(json.dumps({
-    "table": run(*command.split()),
-    "csv": run(*command.split(), "--format", "csv"),
-    "json": run(*command.split(), "--format", "json"),
-    "frame": eval("loaded." + frame).to_csv(),
-    "docs": figures_of(docs),
-    "pages": {page.stem.rpartition("-")[2]: page.read_text() for page in Path(folder).glob("*.html")},
-}))
+shown, pages = {}, {}
+for name, added in json.loads(additions).items():
+    trace, command = added["trace"], added["command"].split()
+    if added["page"] and trace not in pages:
+        folder = Path(report, name)
+        run("report", "-o", str(folder), trace)
+        pages[trace] = {page.stem.rpartition("-")[2]: page.read_text() for page in folder.glob("*.html")}
+    (loaded,) = load_runs([trace])
+    shown[name] = {
+        "table": run(*command, trace),
+        "csv": run(*command, trace, "--format", "csv"),
+        "json": run(*command, trace, "--format", "json"),
+        "frame": eval("loaded." + added["frame"]).to_csv(),
+        "docs": figures_of(added["docs"]),
+        "page": added["page"] and pages[trace][added["page"]],
+    }
+print(json.dumps(shown))
 """
 
 
-@pytest.mark.parametrize("added", ADDITIONS.values(), ids=ADDITIONS)
-@pytest.mark.slow
-def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added: Addition) -> None:
-    shutil.copytree(ROOT / "ddp_prof", tmp_path / "ddp_prof")  # with its compiled modules
-    place = tmp_path / added.place
-    before, after = place.read_text(encoding="utf-8").split(added.before)
-    place.write_text(before + added.lines + added.before + after, encoding="utf-8")
-
-    places = [str(tmp_path), str(tmp_path / "report")]
-    command = [sys.executable, "-c", SHOW_ALL, *places, added.command, added.frame, added.docs, added.trace, added.page]
+@pytest.fixture(scope="module")
+def all_shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What a package with all of these columns shows of each of them."""
+    folder = tmp_path_factory.mktemp("package")
+    shutil.copytree(ROOT / "ddp_prof", folder / "ddp_prof")  # with its compiled modules
+    for added in ADDITIONS.values():
+        place = folder / added.place
+        before, after = place.read_text(encoding="utf-8").split(added.before)
+        place.write_text(before + added.lines + added.before + after, encoding="utf-8")
+    additions = json.dumps({name: asdict(added) for name, added in ADDITIONS.items()})
+    command = [sys.executable, "-c", SHOW_ALL, folder, folder / "report", additions]
     variables = {"DDP_PROF_CACHE": "off", "COLUMNS": "400", "PATH": ""}
     ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert not ran.returncode, ran.stderr
-    shown = json.loads(ran.stdout)
+    return dict(json.loads(ran.stdout))
 
+
+@pytest.mark.parametrize("name", ADDITIONS)
+@pytest.mark.slow
+def test_a_column_that_is_added_in_one_place_is_everywhere(all_shown: dict[str, dict[str, str]], name: str) -> None:
+    added, shown = ADDITIONS[name], all_shown[name]
     document = json.loads(shown["json"])
     kinds = {"collective": "collectives", "kernel": "kernels"}
     rows = document[kinds.get(added.docs, "ranks")]
@@ -190,7 +201,7 @@ def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added
     if added.docs != "collective":  # a collective's table is long: it is shortened
         assert all(text in shown["table"] for text in halves_ms)
     if added.page:
-        words = set(re.sub("<[^>]*>", " ", shown["pages"][added.page]).split())
+        words = set(re.sub("<[^>]*>", " ", shown["page"]).split())
         is_on_page = [text in words for text in halves_ms]
         assert "half" in words
         assert any(is_on_page) if added.docs == "collective" else all(is_on_page)  # it shows the collectives of a step
