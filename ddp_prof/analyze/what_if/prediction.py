@@ -44,6 +44,8 @@ MOST_FILES = 8
 """The structure of steps is read from this number of files at most: ``runs.run.MOST_FILES_OF_KERNELS``."""
 MOST_OFF = 0.02
 """If the simulation of today's step is off by a larger fraction of the step, nothing is predicted."""
+MOST_OFF_LINE = 0.15
+"""If the collectives of one rank alone are off their line by a larger fraction, a part of their time is waits."""
 MODEL_ERROR = 0.0053
 """The root mean square of the error of predicted changes, as a fraction of the step.
 
@@ -88,6 +90,10 @@ MANY_RANKS = (
     "file for each rank, at most {files} are"
 )
 """Said instead of :data:`SOME_RANKS` where more files would not be read."""
+SOME_WAITS = (
+    "the times of its collectives are off by {off:.0f} % from what their sizes explain, as where a rank waits for "
+    "others, which a faster link does not shorten: give the captures of all ranks"
+)
 NO_TRANSFERS = (
     "the shortest duration of its collectives over all ranks does not grow with their size, so what a transfer alone "
     "takes is not known: give captures of all ranks that were recorded at the same time"
@@ -463,6 +469,9 @@ class Predictor:
             if question.kind == WAITS and self.transfers is None:
                 shared = self.shared_steps or 0
                 return FEW_SHARED.format(shared=shared, least=LEAST_STEPS) if shared < LEAST_STEPS else NO_TRANSFERS
+        off = self.link.relative_error
+        if question.kind in (TIME_PER_BYTE, HALF_BYTES) and ranks < 2 and off > MOST_OFF_LINE:
+            return SOME_WAITS.format(off=100 * off)
         if question.kind == HALF_BYTES and self.structure.are_half:
             return IS_HALF
         if question.saves_copies and not self.today.model.copy_ns.any():

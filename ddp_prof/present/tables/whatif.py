@@ -29,6 +29,12 @@ _HOW_TO_READ = (
 )
 
 
+ONE_RANK_READ = (
+    "one rank is known: what its collectives wait for other ranks counts as their transfer, so where it waits, a "
+    "faster link gains less (the captures of all ranks tell it)"
+)
+
+
 def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> TableView:
     """Return the table of predicted changes, a row per question.
 
@@ -85,7 +91,9 @@ def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str
             f"beside a collective the simulated compute takes {found.kappa:.2f} times as long, which is kappa of the "
             f"step, over all time beside communication; {of_kernels:.2f} is that of the kernels that could be compared"
         )
-    if found.shared_steps is not None and any(one.change == WAITS for one in found.predictions):
+    if found.shared_steps is None:
+        yield ONE_RANK_READ
+    elif any(one.change == WAITS for one in found.predictions):
         yield f"what collectives take without waits is known from {count_noun(found.shared_steps, 'step')} of all ranks"
 
 
