@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
-from ddp_prof.analyze.core.recording import CLOCKS, find_lost_launches
+from ddp_prof.analyze.core.recording import CLOCKS, are_launched_earlier, find_lost_launches
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import BARRIER, operation_of
@@ -58,6 +58,8 @@ LOST = "the launches of this process have no activities: the profiler lost them"
 
 INCOMPLETE_COMMUNICATES = "only steps that were not recorded completely communicate in this trace"
 
+LOST_MAY_COMMUNICATE = "nothing that communicates was recorded, but work of the steps that were left out was lost"
+
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
 
 MOST_UNNAMED = 0.01
@@ -78,7 +80,10 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NO_NCCL_KERNEL
     if called_collectives(rank.trace):
         return UNTIMED_CALLS
-    return ONLY_MPI if _calls_mpi(rank) else NO_COMMUNICATION
+    if _calls_mpi(rank):
+        return ONLY_MPI
+    # Steps that accumulate gradients lose nothing, and those that reduce them may have lost just that.
+    return LOST_MAY_COMMUNICATE if rank.incomplete_steps and rank.recording.lost else NO_COMMUNICATION
 
 
 def named_collectives(trace: Trace, process: int | None = None) -> list[str]:
@@ -460,7 +465,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
         graphs=int((activities.kind == Kind.GRAPH).sum()),
         orphans=int((trace.launching_calls == UNKNOWN).sum()),
         unnumbered=int((activities.correlation == UNKNOWN).sum()),
-        earlier=int(_are_launched_earlier(trace).sum()),
+        earlier=int(are_launched_earlier(trace).sum()),
         calls=len(trace.calls),
         launches=launches,
         lost=lost,
@@ -493,21 +498,6 @@ def _count_launches(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[Counter[
             counts = steps[process].steps.index_at(at) == UNKNOWN
         lost[process] = int(counts.sum())
     return launches, lost
-
-
-def _are_launched_earlier(trace: Trace) -> Mask:
-    """Return a mask of the activities that were launched before the recording began.
-
-    A process numbers its calls in order, so their number is lower than those of all recorded calls.
-    """
-    activities, calls = trace.activities, trace.calls
-    found = np.zeros(len(activities), np.bool_)
-    asked = (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
-    for process in distinct(activities.process[asked]):
-        numbers = calls.correlation[(calls.process == process) & (calls.correlation != UNKNOWN)]
-        if len(numbers):
-            found |= asked & (activities.process == process) & (activities.correlation < numbers.min())
-    return found
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:

@@ -28,7 +28,7 @@ from ddp_prof.analyze.core.blocking import (
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
 from ddp_prof.analyze.core.passes import Passes, find_passes, launch_or_start_ns, whole_passes
-from ddp_prof.analyze.core.recording import CLOCKS, Recording
+from ddp_prof.analyze.core.recording import CLOCKS, Recording, are_launched_earlier
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
     StepBreakdown,
@@ -261,7 +261,8 @@ class RankEvents(Brief):
         """When communication may block something, as far as launches tell; no known dependencies are needed.
 
         That is communication while an operation had been launched, and its stream was idle, or while the host waited.
-        ``None`` if launches, copies or waits of the host are not recorded::
+        What was launched before the recording began may have been launched at any time. ``None`` if other launches, or
+        copies or waits of the host, are not recorded::
 
             collective    ..CCCCCCCC..
             kernels       kkk.......kk
@@ -275,14 +276,16 @@ class RankEvents(Brief):
         waits = (calls.process == self.process) & np.isin(calls.kind, HOST_WAITS)
         if self.device is None or not waits.any() or self.lacks_copies:
             return None
-        if NO_TIME in events.launch_ns[rows]:
+        unknown = rows[events.launch_ns[rows] == NO_TIME]
+        if len(unknown) and not np.all(are_launched_earlier(trace)[events.activity[unknown]]):
             return None
         # `could_ns`: when each operation could have started: after its launch and the operation before it on its
         # stream.
         rows = rows[np.lexsort((events.start_ns[rows], events.lane[rows]))]
         lane, could_ns = events.lane[rows], events.launch_ns[rows]
         # Kernels of a CUDA graph have the same launch, and need not run one after the other.
-        follows = (lane[1:] == lane[:-1]) & (could_ns[1:] > could_ns[:-1])
+        is_later = (could_ns[1:] > could_ns[:-1]) | (could_ns[1:] == NO_TIME)
+        follows = (lane[1:] == lane[:-1]) & is_later
         np.maximum(could_ns[1:], events.end_ns[rows[:-1]], out=could_ns[1:], where=follows)
         start_ns, communication = events.start_ns[rows], self.union_of(Category.COMMUNICATION)
         waited = communication.covered_ns(could_ns, np.maximum(could_ns, start_ns)) > 0

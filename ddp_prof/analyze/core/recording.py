@@ -81,7 +81,9 @@ class Recording:
     Attributes:
         launches: Number of its calls that launched something.
         lost_ns: Start of each of these calls that has no activity, because the profiler lost it.
-        step_launches, step_lost: The number of both kinds of calls for each step.
+        are_unnumbered: Whether launches without an activity are not lost, because activities lack their numbers.
+        step_launches: Number of calls that launched something in each step.
+        step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
         is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none.
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
@@ -94,6 +96,7 @@ class Recording:
 
     launches: int
     lost_ns: Ints
+    are_unnumbered: bool
     step_launches: Ints
     step_lost: Ints
     is_overlong: Mask
@@ -147,9 +150,10 @@ class Recording:
         is_lost = is_incomplete & ~self._has_other_damage & (self.step_lost > 0)
         if is_lost.any():
             launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
+            why = "with their number" if self.are_unnumbered else "which the profiler lost"
             notes.append(
                 f"{name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
-                f"{'it' if is_lost.sum() == 1 else 'them'} have no activity, which the profiler lost"
+                f"{'it' if is_lost.sum() == 1 else 'them'} have no activity{'' if self.are_unnumbered else ','} {why}"
             )
         if self.is_overlong.any():
             which = "it" if self.is_overlong.sum() == 1 else "them"
@@ -200,7 +204,7 @@ def name_steps(names: list[str], chosen: Mask) -> str:
 
 def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> Recording:
     """Return what was recorded of a process; without steps, the columns of steps are empty."""
-    lost, is_launch = find_lost_launches(trace, process)
+    lost, is_launch, are_unnumbered = _find_launches_without_activity(trace, process)
     # The steps of the launches, of the lost launches, and of the launches of activities with an impossible end.
     mine = np.flatnonzero(is_launch)
     of_launches, of_lost = (steps.index_at(trace.calls.start_ns[rows]) for rows in (mine, lost))
@@ -213,15 +217,20 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     step_launches = _count(of_launches, len(steps))
     is_silent = _find_silent_steps(trace, process, steps, step_launches)
     is_partial = _find_partial_steps(np.sort(trace.calls.start_ns[mine]), steps, phases, step_launches, is_silent)
-    is_partial |= _are_cut_off(step_launches, _count_collectives(trace, process, steps))
+    step_collectives = _count_collectives(trace, process, steps)
+    is_partial |= _are_cut_off(step_launches, step_collectives)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
+    step_lost = _count(of_lost, len(steps))
+    if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
+        step_lost[:] = 0
     launched, early = _count_early_starts(trace, process)
     waits, early_waits = _count_early_waits(trace, process)
     return Recording(
         launches=len(mine),
-        lost_ns=trace.calls.start_ns[lost],
+        lost_ns=trace.calls.start_ns[lost[:0] if are_unnumbered else lost],
+        are_unnumbered=are_unnumbered,
         step_launches=step_launches,
-        step_lost=_count(of_lost, len(steps)),
+        step_lost=step_lost,
         is_overlong=is_overlong,
         is_timeless=is_timeless,
         is_silent=is_silent,
@@ -351,8 +360,30 @@ def _count_collectives(trace: Trace, process: int, steps: Steps) -> Ints:
     return _count(steps.index_at(trace.calls.start_ns[call]), len(steps))
 
 
+def _are_some_numbered(
+    trace: Trace, process: int, step_launches: Ints, step_unnumbered: Ints, step_collectives: Ints
+) -> bool:
+    """Return whether activities of some steps have the numbers of their launches, so that these steps can be measured.
+
+    If collectives are among the activities without a number, such a step must have others: steps that accumulate
+    gradients have none, and say nothing about steps that reduce them.
+    """
+    activities = trace.activities
+    unnumbered = (activities.process == process) & (activities.correlation == UNKNOWN)
+    is_numbered = (step_launches > 0) & (step_unnumbered <= MOST_ALWAYS_LOST * step_launches)
+    if np.any(activities.category[unnumbered] == Category.COMMUNICATION):
+        is_numbered &= step_collectives > 0
+    return bool(is_numbered.any())
+
+
 def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
-    """Return the calls of a process whose activity was lost (rows), and all calls that launched something (a mask).
+    """Return the calls of a process whose activity was lost (rows), and all calls that launched something (a mask)."""
+    without, is_launch, are_unnumbered = _find_launches_without_activity(trace, process)
+    return without[:0] if are_unnumbered else without, is_launch
+
+
+def _find_launches_without_activity(trace: Trace, process: int) -> tuple[Ints, Mask, bool]:
+    """Return the calls of a process without an activity (rows), all that launched something, and whether none is lost.
 
     A number is a correlation id here. A call without an activity, but with the same number as the call before it on its
     thread, is a part of that call and does not count: for example a call of the driver within one of the runtime.
@@ -362,7 +393,7 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
     """
     calls, activities = trace.calls, trace.activities
     if trace.is_launch is None:
-        return np.empty(0, np.int64), np.zeros(len(calls), np.bool_)
+        return np.empty(0, np.int64), np.zeros(len(calls), np.bool_), False
     is_launch = trace.is_launch & (calls.process == process)
     has_activity = np.zeros(len(calls), np.bool_)
     has_activity[trace.launching_calls[rows_of(trace.launching_calls != UNKNOWN)]] = True
@@ -374,9 +405,23 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
         is_launch[lost[is_part]] = False
         lost = lost[~is_part]
     unnumbered = int((mine & (activities.kind == Kind.KERNEL) & (activities.correlation == UNKNOWN)).sum())
-    if unnumbered and len(lost) - unnumbered <= MOST_ALWAYS_LOST * len(lost):
-        lost = lost[:0]
-    return lost, is_launch
+    are_unnumbered = bool(unnumbered and len(lost) - unnumbered <= MOST_ALWAYS_LOST * len(lost))
+    return lost, is_launch, are_unnumbered
+
+
+def are_launched_earlier(trace: Trace) -> Mask:
+    """Return a mask of the activities that were launched before the recording began.
+
+    A process numbers its calls in order, so their number is lower than those of all recorded calls.
+    """
+    activities, calls = trace.activities, trace.calls
+    found = np.zeros(len(activities), np.bool_)
+    asked = (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
+    for process in distinct(activities.process[asked]):
+        numbers = calls.correlation[(calls.process == process) & (calls.correlation != UNKNOWN)]
+        if len(numbers):
+            found |= asked & (activities.process == process) & (activities.correlation < numbers.min())
+    return found
 
 
 def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:

@@ -103,6 +103,13 @@ def test_communication_may_block_while_launched_work_waits_on_an_idle_stream() -
     )
 
 
+def test_what_was_launched_before_the_recording_may_have_waited_since_the_work_before_it() -> None:
+    """One such copy, and no upper limit was known of any step."""
+    launches, comm = "aB....c.......", "..BBBBBBBB...."
+    assert drawn_limit(launches=launches, compute="5aaa......ccc.", comm=comm) == "......####...."
+    assert drawn_limit(launches=launches, compute=".aaa......55c.", comm=comm) == "....######...."
+
+
 def test_where_launches_copies_or_waits_of_the_host_are_missing_it_is_not_known_when_communication_may_block() -> None:
     pictures = {"launches": "aB....c.......", "compute": ".aaa......ccc.", "comm": "..BBBBBBBB...."}
     assert drawn_limit(**pictures) is not None

@@ -11,7 +11,7 @@ from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
-from ddp_prof.analyze.quality import MIXED_CLOCKS
+from ddp_prof.analyze.quality import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
 from ddp_prof.table import UNKNOWN
 from ddp_prof.trace import Trace
 from tests.drawing import column, draw_trace
@@ -88,6 +88,48 @@ def test_a_launch_is_not_said_to_be_lost_where_a_kernel_lacks_its_number() -> No
     is_collective = np.isin(trace.activities.correlation, [*map(ord, "NMO")])
     unnumbered = replace(trace.activities, correlation=np.where(is_collective, UNKNOWN, trace.activities.correlation))
     assert steps_of(launching(replace(trace, activities=unnumbered, launching_calls=None))) == [0, 1, 2]
+
+
+def test_a_step_whose_kernels_alone_lack_the_numbers_of_their_launches_does_not_count() -> None:
+    """It was said to be the one of three steps that does not communicate."""
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "aN......bM......cO......"},
+        streams={7: ".aa.....bb......cc......", 9: "..NN......MM......OO...."},
+    )
+    numbers = trace.activities.correlation
+    lacking = replace(trace.activities, correlation=np.where(np.isin(numbers, [*map(ord, "bM")]), UNKNOWN, numbers))
+    unnumbered = launching(replace(trace, activities=lacking, launching_calls=None))
+    (rank,) = measure_overlap(unnumbered).ranks
+    assert [(step.step, step.comm_ns, step.exposed_ns) for step in rank.steps] == [(0, 2, 1), (2, 2, 2)]
+    assert len(rank.communicating_steps) == rank.step_count == 2
+    (events,) = find_rank_events(unnumbered)
+    assert events.step_notes == ("step 1 left out: 2 of 2 launches in it have no activity with their number",)
+
+
+def test_steps_that_accumulate_say_nothing_of_those_whose_collectives_lack_numbers() -> None:
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "a.......bM......c......."},
+        streams={7: ".aa.....bb......cc......", 9: "..........MM............"},
+    )
+    numbers = trace.activities.correlation
+    lacking = replace(trace.activities, correlation=np.where(numbers == ord("M"), UNKNOWN, numbers))
+    assert steps_of(launching(replace(trace, activities=lacking, launching_calls=None))) == [0, 1, 2]
+
+
+def test_where_work_of_the_other_steps_was_lost_steps_that_accumulate_do_not_say_that_nothing_communicates() -> None:
+    trace = launching(
+        draw_trace(
+            ranges=THREE_STEPS,
+            launches={"main": "a.......bM......c......."},
+            streams={7: ".aa.....bb......cc......"},
+        )
+    )
+    (rank,) = measure_overlap(trace).ranks
+    assert (rank.reason, [step.comm_ns for step in rank.steps]) == (LOST_MAY_COMMUNICATE, [None, None])
+    (alone,) = measure_overlap(replace(trace, world_size=1)).ranks
+    assert (alone.reason, [step.comm_ns for step in alone.steps]) == (NO_COMMUNICATION, [0, 0])
 
 
 @pytest.mark.parametrize(
