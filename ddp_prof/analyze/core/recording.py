@@ -16,7 +16,8 @@ A step that launches less, such as a micro-batch without communication, loses no
 may lose the calls, too, for example if its buffer keeps the last ones only. So a step is not complete, either, if no
 launch was recorded in it although other steps launch, or if a part of its launches seems to be lost: it launches
 nothing in a phase in which all other steps launch, or it lies beside a step without launches and has fewer than any
-other, or it is the first or the last one and launches much less than the others, which launch the same; or if it has
+other, or it has fewer than any other and work whose number lies between those of its calls and is that of none, or it
+is the first or the last one and launches much less than the others, which launch the same; or if it has
 fewer nodes of CUDA graphs than most steps that launch as much.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
@@ -219,6 +220,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_partial = _find_partial_steps(np.sort(trace.calls.start_ns[mine]), steps, phases, step_launches, is_silent)
     step_collectives = _count_collectives(trace, process, steps)
     is_partial |= _are_cut_off(step_launches, step_collectives)
+    is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
     step_lost = _count(of_lost, len(steps))
     if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
@@ -328,6 +330,27 @@ def _are_cut_off(step_launches: Ints, step_collectives: Ints) -> Mask:
             lacks_some = collectives.min() == collectives.max() > step_collectives[step]
             is_cut[step] = lacks_some or launches.min() == launches.max()
     return is_cut
+
+
+def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
+    """Return which steps have work whose call was lost, and fewer launches than any step that has no such work.
+
+    A process numbers its calls in order, so work without a call was launched between the calls before and after its
+    number. Work whose calls are never recorded, as those of another driver, is in all steps alike.
+    """
+    found, activities = np.zeros(len(steps), np.bool_), trace.activities
+    asked = (activities.process == process) & (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
+    if not len(steps) or not asked.any():
+        return found
+    mine = np.flatnonzero((trace.calls.process == process) & (trace.calls.correlation != UNKNOWN))
+    mine = mine[np.argsort(trace.calls.correlation[mine], kind="stable")]
+    after = np.searchsorted(trace.calls.correlation[mine], activities.correlation[asked])
+    after = after[(after > 0) & (after < len(mine))]
+    step, next_step = (steps.index_at(trace.calls.start_ns[mine[rows]]) for rows in (after - 1, after))
+    found[step[(step == next_step) & (step != UNKNOWN)]] = True
+    others = step_launches[~found & (step_launches > 0)]
+    fewest = others.min() if len(others) else 0
+    return found & (step_launches < fewest)
 
 
 def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:

@@ -107,6 +107,23 @@ def test_a_step_whose_kernels_alone_lack_the_numbers_of_their_launches_does_not_
     assert events.step_notes == ("step 1 left out: 2 of 2 launches in it have no activity with their number",)
 
 
+@pytest.mark.parametrize(
+    ("calls", "kernels", "counted"),
+    [
+        ("abcdef..gh..kl..mnopqr..", ".abcdef..ghi..kl.mnopqr.", [0, 2]),  # i was launched between h and k
+        ("abcdef..ghijkl..mnopqr..", ".abcdef..ghijkl..mnopqr.", [0, 1, 2]),
+        ("ab.def..gh..kl..mn.pqr..", ".abcdef..ghi..kl.mnopqr.", [0, 1, 2]),  # a call of each step is not recorded
+        ("ab......gh.jkl..mn......", ".ab......ghijkl..mn.....", [0, 1, 2]),  # it launches more than other steps
+    ],
+)
+def test_a_step_of_which_work_shows_that_calls_were_lost_does_not_count(
+    calls: str, kernels: str, counted: list[int]
+) -> None:
+    """Calls and work of a part of it were lost, with its collectives: it was said to do without communication."""
+    trace = draw_trace(ranges=THREE_STEPS, launches={"main": calls}, streams={7: kernels})
+    assert steps_of(launching(trace)) == counted
+
+
 def test_steps_that_accumulate_say_nothing_of_those_whose_collectives_lack_numbers() -> None:
     trace = draw_trace(
         ranges=THREE_STEPS,
