@@ -182,6 +182,8 @@ def _measure_standstill(steps: StepEvents) -> Standstill:
     # A step is known only if the step before it is known, too.
     is_unknown = blocking.by_step_ns == UNKNOWN
     is_unknown |= np.append(False, is_unknown[:-1])[: steps.count]
+    # Communication of no step, as where calls were not recorded, may block the step in which it runs.
+    is_unknown |= blocking.unknown_times(rank.events).covered_ns(start_ns, end_ns) > 0
     known = blocking.known_stretches
     still = union(known.start_ns, known.end_ns) - compute
     blocking_ns, most_ns = still.covered_ns(start_ns, end_ns), times.length_ns - times.compute_ns

@@ -328,6 +328,22 @@ def test_on_a_cpu_the_ranges_are_the_work() -> None:
     assert any("1 warm-up step" in warning for warning in result.warnings)
 
 
+def test_a_step_on_a_cpu_of_which_nothing_was_recorded_does_not_count() -> None:
+    """It was said to do without communication, and to be idle."""
+    lost = {"step|index=7": "#" * 10} | {name: "." * 10 + picture for name, picture in CPU.items()}
+    result = measure_overlap(draw_trace(ranges=lost, ranks={PID: 1}))
+    rank = only_rank(result)
+    assert [step.step for step in rank.steps] == [step.step for step in rank.communicating_steps] == [1]
+    assert "step 7 left out: nothing that its host did was recorded in it" in result.warnings
+
+
+def test_without_calls_it_is_not_known_that_nothing_stood_still_in_a_step() -> None:
+    """No collective is known to be of the step, and it was said to stand still for none."""
+    whole = {"ranges": {"step 0": "########"}, "streams": {7: ".aa..bb.", 9: "..NNN..."}}
+    (step,) = only_rank(measure_overlap(draw_trace(**whole))).steps
+    assert (step.length.exposed_ns, step.length.blocking_ns, step.blocking_ns) == (2, None, None)
+
+
 def test_waiting_inside_backward_is_not_compute() -> None:
     """Torch's DDP waits for its buckets inside backward."""
     trace = draw_trace(

@@ -9,7 +9,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import name_steps
-from ddp_prof.trace import UNKNOWN, Ints, Mask, select, take_or_unknown
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, select, take_or_unknown
 
 
 def without_uncounted_steps(rank: RankEvents) -> RankEvents:
@@ -28,6 +28,11 @@ def without_uncounted_steps(rank: RankEvents) -> RankEvents:
                     f"{which} left out: work of a step that was recorded in part may have run beside {beside}",
                 )
             is_incomplete = is_incomplete | is_beside
+    elif rank.has_steps:
+        is_incomplete = _hold_nothing(rank)
+        if is_incomplete.any():
+            which, them = name_steps(rank.steps.names, is_incomplete), "it" if is_incomplete.sum() == 1 else "them"
+            step_notes += (f"{which} left out: nothing that its host did was recorded in {them}",)
     measured: Mask = ~(rank.steps.warmup | is_incomplete)
     if measured.all():
         return rank
@@ -48,6 +53,14 @@ def without_uncounted_steps(rank: RankEvents) -> RankEvents:
         with_warmup=rank,
         step_notes=step_notes,
     )
+
+
+def _hold_nothing(rank: RankEvents) -> Mask:
+    """Return which steps of a CPU rank have neither compute nor communication, although other steps have."""
+    recorded = rank.union_of(Category.COMPUTE) | rank.union_of(Category.COMMUNICATION)
+    has_any = recorded.covered_ns(rank.steps.start_ns, rank.steps.end_ns) > 0
+    found: Mask = ~(has_any | rank.steps.warmup) & has_any.any()
+    return found
 
 
 def _steps_of_events(rank: RankEvents, is_incomplete: Mask) -> Ints:

@@ -52,6 +52,10 @@ ALIKE = 0.75
 
 NO_STEPS = "no steps are marked in it: name a range that each step has with --step-range, or mark steps"
 NO_GRADIENTS = "no collective of this capture is known to reduce gradients: capture a step of training with backward"
+NO_CALLS = (
+    "which steps launched its collectives is not known: record calls, too, by nsys with --trace=cuda,nvtx or by "
+    "torch.profiler with ProfilerActivity.CPU"
+)
 SEVERAL_PASSES = (
     "its steps have several synchronized passes of backward: capture it without accumulation, or under no_sync()"
 )
@@ -242,7 +246,9 @@ def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | Non
     if not rank.has_steps:
         return RankStructure(NO_STEPS)
     if not len(timings):
-        return RankStructure(NO_GRADIENTS)
+        communicates = rank.events.category == Category.COMMUNICATION
+        is_called = rank.events.launch_ns[communicates] != NO_TIME
+        return RankStructure(NO_GRADIENTS if is_called.any() or not communicates.any() else NO_CALLS)
     if rank.clocks_disagree:
         return RankStructure(OTHER_CLOCK)
     if rank.passes.any_several:

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.timing import find_timings
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.what_if.sizes import find_gradients
-from ddp_prof.analyze.what_if.structure import _HALF, IN_BACKWARD, RankStructure, find_structure
+from ddp_prof.analyze.what_if.structure import _HALF, IN_BACKWARD, NO_CALLS, RankStructure, find_structure
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.runs.report import LoadOptions, load_events
 from ddp_prof.table import select
+from tests.drawing import draw_trace
 from tests.nsys_factory import US, Range, bucket_steps, write_capture
 
 TRACES = Path(__file__).parents[3] / "traces"
@@ -62,6 +64,11 @@ def test_the_kernels_of_a_recent_torch_tell_when_gradients_are_ready() -> None:
     assert len(structure.into.bytes) == len(parameters_of("h200/nccl/bucketed_10mb.sqlite"))
     assert not structure.into.knows_bytes
     assert np.all(np.diff(structure.into.ends_ns, axis=1) > 0)
+
+
+def test_where_no_calls_were_recorded_they_are_asked_for_and_not_a_backward() -> None:
+    (rank,) = find_rank_events(draw_trace(ranges={"step 0": "########"}, streams={7: ".aa..bb.", 9: "..NNN..."}))
+    assert find_structure(rank).reason == NO_CALLS
 
 
 def test_gloo_on_a_cpu_runs_several_at_once() -> None:
