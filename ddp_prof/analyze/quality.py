@@ -18,7 +18,7 @@ from ddp_prof.communication import BARRIER, operation_of
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.table import is_in
-from ddp_prof.trace import UNKNOWN, Category, Kind, Mask, Trace, distinct, distinct_rows, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
 
