@@ -330,6 +330,16 @@ def test_many_ranks_by_several_processes(folder: Path, tmp_path: Path, measured:
     assert len(measured) == 3
 
 
+def test_ranks_that_were_measured_one_by_one_have_the_cost_of_their_run(folder: Path, tmp_path: Path) -> None:
+    """The cache holds the contention of each; that of the run is made from the kernels of all."""
+    ranks = [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(2)]
+    for rank in ranks:
+        assert run("overlap", rank, "--format", "json").exit_code == 0
+    right = run("overlap", *ranks, "--format", "json", "--no-cache").stdout
+    assert '"contention"' in right
+    assert run("overlap", *ranks, "--format", "json").stdout == right
+
+
 def test_a_result_is_told_by_its_trace(trace: Path, folder: Path) -> None:
     run("overlap", trace)
     (one,) = json.loads(run("cache", "--format", "json").stdout)["traces"]
