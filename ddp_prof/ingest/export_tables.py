@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait
 from pathlib import Path
-from threading import Thread
 from time import monotonic, process_time
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +19,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.growing_column import GrowingColumn
 from ddp_prof.table import UNKNOWN, Ints, constant_column
+from ddp_prof.threads import in_thread
 
 Read = TypeVar("Read")
 
@@ -129,7 +129,7 @@ class ExportTables(ABC):
         """
         limit_s = left_s = LEAST_S + self.bytes / BYTES_PER_SECOND
         begun_s, begun_cpu_s = monotonic(), process_time()
-        future = self.start(read)
+        future = in_thread(read)
         try:
             # Real time and processor time must both exceed the limit: the smaller one counts.
             while left_s > 0 and not future.done():
@@ -142,20 +142,6 @@ class ExportTables(ABC):
                 raise
             reason = f"reading it takes more than {limit_s:.0f} s, which no export of its size does"
             raise TraceError(self.path, reason, HINT) from None
-
-    def start(self, read: Callable[..., Read], *arguments: object) -> Future[Read]:
-        """Call ``read(*arguments)`` in a thread that does not delay the end of the program; return its future."""
-        future = Future[Read]()
-
-        def call() -> None:
-            """Put the result of ``read`` into the future, or its exception."""
-            try:
-                future.set_result(read(*arguments))
-            except BaseException as error:  # raised again by future.result()
-                future.set_exception(error)
-
-        Thread(target=call, daemon=True).start()
-        return future
 
     def has_columns(self, table: str, *columns: str) -> bool:
         """Return whether the table holds rows and has all these columns."""

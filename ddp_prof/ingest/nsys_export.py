@@ -30,6 +30,7 @@ from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
 from ddp_prof.table import UNKNOWN, Ints, Mask, are_repeated, constant_column, distinct, rows_of, select, translate
+from ddp_prof.threads import in_thread, in_threads
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -155,11 +156,13 @@ def _build(
 
     ``strings`` are the strings of the export by id.
     """
-    # The tables are read in parallel: SQLite and Arrow work outside Python's lock.
-    call_columns = file.start(_call_columns, file)
-    activity_columns = file.start(_activity_columns, file, options.with_launches)
-    range_rows = file.start(_range_rows, file)
-    synchronization_rows = file.start(read_rows, file)
+    # The tables are read in parallel, those that take longest first: NumPy and Arrow work outside Python's lock.
+    activity_columns, call_columns, range_rows, synchronization_rows = in_threads(
+        partial(_activity_columns, file, options.with_launches),
+        partial(_call_columns, file),
+        partial(_range_rows, file),
+        partial(read_rows, file),
+    )
     # The columns of the ranges are deleted as soon as they are used, to free their memory.
     names = NameTable()
     ranges, texts = range_rows.result()
@@ -169,7 +172,7 @@ def _build(
     columns, copies, launches = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
     calls, calls_again = call_columns.result()
-    synchronizations = file.start(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
+    synchronizations = in_thread(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
     tid = calls["globalTid"]
     # If activities have no process and all calls are of one process, it is that of the activities, too.
     if np.all(columns["globalPid"] == UNKNOWN) and len(tid) and int(tid.min()) >> 24 == int(tid.max()) >> 24:

@@ -31,7 +31,8 @@ from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.pickles import unpickle_with_names
 from ddp_prof.runs.run import SUMMARY_RESULTS, Run, timeline_sources
 from ddp_prof.runs.timelines import DrawnTimeline, draw_timelines, find_drawings
-from ddp_prof.runs.workers import count_cores, pack_task, run_tasks
+from ddp_prof.runs.workers import pack_task, run_tasks
+from ddp_prof.threads import count_cores
 
 MEASURES = (*SUMMARY_RESULTS, "kernels", "device use")
 """What is measured of each run for a report, and what is made of it; see :func:`~ddp_prof.runs.run.prepare_runs`."""

@@ -20,6 +20,7 @@ from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
 from ddp_prof.new_process import without_main_module
 from ddp_prof.runs.pickles import pickle_with_names, unpickle_with_names
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
+from ddp_prof.threads import count_cores
 
 _LOG = logging.getLogger("ddp_prof")
 
@@ -141,11 +142,6 @@ def run_tasks(tasks: Sequence[bytes], workers: Workers, processes: int) -> Gener
     if workers.scheduler:
         return _run_by_scheduler(workers.scheduler, tasks)
     return _run_in_processes(processes, tasks)
-
-
-def count_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_in_processes(jobs: int, tasks: Sequence[bytes]) -> Generator[tuple[int, bytes]]:
