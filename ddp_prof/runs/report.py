@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.bounded_file import free_memory
 from ddp_prof.errors import naming_limits, printable
 from ddp_prof.ingest import ReadOptions
+from ddp_prof.threads import count_cores, in_threads
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 
 
 MEASURES = (
-    "overlap", "collectives", "kernels", "device use", "critical", "facts", "inventory", "identity", "structure",
+    "overlap", "collectives", "kernels", "contention", "device use", "critical", "facts", "inventory", "identity",
+    "structure",
 )  # fmt: skip
 """The names of what can be measured of a report; results are small beside its events."""
-OF_EACH_KERNEL = frozenset({"kernels", "device use", "structure"})
+OF_EACH_KERNEL = frozenset({"kernels", "contention", "device use", "structure"})
 """The measures that look at each kernel and its launch shape; their results may have a row per kernel."""
+
+LEAST_BESIDE, MOST_BESIDE = 1 << 18, 6 << 20
+"""The kernels of a report with so many events are measured in a thread of their own. Fewer events are mostly Python's
+work, one thread at a time; more would take too much memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +101,13 @@ def measure_report(
         events: Its events if they are in memory already.
 
     Returns:
-        The result of each measure by its name.
+        The result of each measure by its name; without ``contention`` where :func:`measure_events` leaves that out.
     """
     kept = find_kept(file, options)
     results = {measure: result for measure in measures if kept and (result := kept.find(measure)) is not None}
     missing = tuple(measure for measure in measures if measure not in results)
+    if "kernels" in results:  # whoever asks for the contention makes it from these
+        missing = tuple(measure for measure in missing if measure != "contention")
     if missing:
         measured = (
             measure_events(events, options, missing) if events else _read_and_measure(file, options, missing, keep)
@@ -107,7 +115,7 @@ def measure_report(
         if kept:
             kept.keep(measured)
         results |= measured
-    return {measure: results[measure] for measure in measures}
+    return {measure: results[measure] for measure in measures if measure in results}
 
 
 def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
@@ -147,15 +155,30 @@ def _read_and_measure(
 
 
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
-    """Compute the given :data:`MEASURES`; those of single ranks are lists, an element per rank."""
+    """Compute the given :data:`MEASURES`; those of single ranks are lists, an element per rank.
+
+    ``contention`` is only measured where kernels have a thread of their own, as it takes much memory. Elsewhere, who
+    asks for it makes it from the kernels, when the events are not needed any more.
+    """
     trace, ranks, results = part.trace, part.ranks, dict[str, Any]()
+    steps = kernels = None
+    if LEAST_BESIDE <= sum(len(rank.events) for rank in ranks) <= MOST_BESIDE and count_cores() > 1:
+        # A second thread finds what filled the steps, which the overlap needs in the end, and then compares kernels:
+        # about half of the work.
+        filled = partial(_fill_steps, ranks if "overlap" in measures else ())
+        steps, kernels = in_threads(filled, partial(_measure_kernels, ranks, measures), most=1)
     for measure in measures:
+        if measure in ("kernels", "contention"):
+            continue
         if measure in _OF_A_RANK:
             results[measure] = list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
         elif measure == "overlap":
             from ddp_prof.analyze.overlap import measure_overlap
 
-            results[measure] = measure_overlap(trace, ranks, part.diagnostics)
+            diagnostics = part.diagnostics  # among them, what streams waited for
+            if steps:
+                steps.result()
+            results[measure] = measure_overlap(trace, ranks, diagnostics)
         elif measure == "inventory":
             from ddp_prof.analyze.inventory import take_inventory
 
@@ -167,11 +190,28 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
                 trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics
             )
             results[measure] = {"collectives": analysis, "identity": _identities(analysis)}[measure]
-    return results
+    return results | (kernels.result() if kernels else _measure_kernels(ranks, {*measures} - {"contention"}))
+
+
+def _fill_steps(ranks: Sequence[RankEvents]) -> None:
+    """Find what filled the steps of ranks, which keep it."""
+    for rank in ranks:
+        for name in ("breakdown", "passes"):
+            getattr(rank, name)
+
+
+def _measure_kernels(ranks: Sequence[RankEvents], measures: Collection[str]) -> dict[str, Any]:
+    """Return the kernels of each rank and their contention, as far as ``measures`` asks for them."""
+    if "kernels" not in measures:
+        return {}
+    from ddp_prof.analyze.kernels.contention import measure_contention
+    from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
+
+    kernels = list(map(find_kernel_runs, ranks))
+    return {"kernels": kernels, **({"contention": measure_contention(kernels)} if "contention" in measures else {})}
 
 
 _OF_A_RANK = {
-    "kernels": "kernels.kernel_times:find_kernel_runs",
     "device use": "kernels.device_use:measure_rank_use",
     "critical": "critical.critical_path:find_rank_work",
     "facts": "doctor.evidence:measure_facts",

@@ -406,6 +406,11 @@ class Run:
         """Keep the events of the run's only report in memory."""
         self._kept = events
 
+    def take(self, file: Path, results: dict[str, Any]) -> None:
+        """Take the results of measures of a file; those that can be results of the run are results of its only file."""
+        self.made |= {name: results.pop(name) for name in _MADE_OF if name in results}
+        self.measured.setdefault(file, {}).update(results)
+
     def measure_without_reading(self, measures: Sequence[str]) -> None:
         """Compute those of the measures that the events in memory allow, without reading a file."""
         if self._kept:
@@ -413,7 +418,7 @@ class Run:
             if self._kept.trace.shape_id is None:
                 measures = [measure for measure in measures if measure not in OF_EACH_KERNEL]
             for file, missing in list(self.missing(measures)):
-                self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
+                self.take(file, measure_events(self._kept, self.options, missing))
 
     def measure_loaded(self, events: TraceEvents, measure: str) -> Any:
         """Return the result of a measure for a file whose events are in memory, from the cache if it is there."""
@@ -468,7 +473,10 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         return list(runs)
     workers = runs[0].workers
     if len(wanted) == 1 and len(wanted[0][0].files) == 1:  # a single file: the run keeps its events
-        workers = replace(workers, keep=wanted[0][0].keep)
+        ((run, file, names),) = wanted
+        workers = replace(workers, keep=run.keep)
+        if "contention" in measures and "kernels" in names:  # compared while more is measured of the file
+            wanted = [(run, file, (*names, "contention"))]
     leave_out = workers.leave_out
     unread = {(run, file) for run, file, _ in wanted}
     broken: dict[tuple[Run, Path], TraceError] = {}
@@ -479,7 +487,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
                 run, file, _ = wanted[index]
                 unread.discard((run, file))
                 if not isinstance(outcome, TraceError):
-                    run.measured.setdefault(file, {}).update(outcome)
+                    run.take(file, outcome)
                 elif leave_out is None:
                     raise outcome
                 else:

@@ -77,7 +77,8 @@ def test_each_measure_is_measured_once(trace: Path, folder: Path, measured: list
         assert run(*command, trace).exit_code == 0
     names = [name for names in measured for name in names]
     assert sorted(names) == sorted(set(names))
-    assert len(results(folder)) == len(names) + len(run_module._MADE_OF)
+    assert measures_of(folder) == {*names, *run_module._MADE_OF}
+    assert len(results(folder)) == len(measures_of(folder))
 
 
 @pytest.mark.parametrize(
@@ -338,6 +339,17 @@ def test_ranks_that_were_measured_one_by_one_have_the_cost_of_their_run(folder: 
     right = run("overlap", *ranks, "--format", "json", "--no-cache").stdout
     assert '"contention"' in right
     assert run("overlap", *ranks, "--format", "json").stdout == right
+
+
+def test_contention_is_made_from_kernels_of_the_cache(
+    trace: Path, folder: Path, measured: list[tuple[str, ...]]
+) -> None:
+    run("kernels", trace)
+    assert measured == [("overlap", "kernels", "device use")]
+    right = run("overlap", trace, "--format", "json", "--no-cache").stdout
+    measured.clear()
+    assert run("overlap", trace, "--format", "json").stdout == right
+    assert not measured
 
 
 def test_a_result_is_told_by_its_trace(trace: Path, folder: Path) -> None:
