@@ -12,7 +12,7 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, carry
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
-from ddp_prof.communication import OPERATIONS
+from ddp_prof.communication import OPERATIONS, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
 
@@ -297,8 +297,6 @@ _SIZES_BY_PROFILER = "which torch.profiler writes for NCCL with PyTorch 2.2 and 
 _SIZES_BY_NSYS = "which NCCL 2.16 and later tells, and nsys exports with --include-json=true"
 _SIZES_OF_GLOO_BY_PROFILER = "which torch.profiler writes for gloo with record_shapes=True"
 _SIZES_OF_GLOO_BY_NSYS = "which nsys does not record for gloo: ddp_prof.annotate.instrument(model) marks those of DDP"
-_VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
-"""A vote has at most this number of bytes, and each bucket is at least this many times as large."""
 
 
 def _why_no_sizes(run: RunEvidence) -> str:
@@ -565,9 +563,9 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("vote on unused parameters", _why_no_sizes(run))
     # The last collective of each pass, if it is small, far smaller than the others, and launched in these phases.
     last = select(several, several.last)
-    is_far_smaller = _VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)
+    is_far_smaller = VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)
     is_in_phase = np.isin(last.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
-    votes = select(last, is_far_smaller & (last.bytes <= _VOTE_BYTES) & is_in_phase)
+    votes = select(last, is_far_smaller & (last.bytes <= VOTE_BYTES) & is_in_phase)
     if 2 * len(votes) <= len(last):
         return None
     exposed = run.typical_exposed_ns(votes.sum_of_steps(votes.exposed_ns))

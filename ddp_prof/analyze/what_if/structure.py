@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_unknown
-from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
+from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import parse_ranges
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, distinct, select
 from ddp_prof.trace import Category, Kind
@@ -194,6 +194,8 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         name: getattr(chosen, name).reshape(shape)
         for name in ("launch_ns", "ready_ns", "start_ns", "end_ns", "bytes", "bucket", "backward_end_ns")
     }
+    if _ends_with_vote(rank, columns):
+        columns = {name: column[:, :-1] for name, column in columns.items()}
     backward_end_ns = columns["backward_end_ns"].max(axis=1)
     if np.any(backward_end_ns == NO_TIME):
         return RankStructure(NO_BACKWARD)
@@ -230,7 +232,7 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         start_ns=columns["start_ns"],
         end_ns=columns["end_ns"],
         bytes=sizes,
-        params=_count_parameters(rank, steps[0], shape[1]),
+        params=_count_parameters(rank, steps[0], columns["start_ns"].shape[1]),
         sizes_from=None if UNKNOWN in sizes else "ranges" if is_ours else profiler,
         beside_ns={name: _covered_since(begins_ns, until, slowable) for name, until in until_ns.items()},
         into=into,
@@ -271,6 +273,30 @@ def _are_waited_for_in_backward(rank: RankEvents, timings: CollectiveTimings) ->
     consumers = zip(timings.consumer_lane.tolist(), timings.consumer_start_ns.tolist(), strict=True)
     waits = np.array([consumer in computes for consumer in consumers], np.bool_)
     return 2 * len(distinct(timings.step[waits])) >= len(distinct(timings.step))
+
+
+def _ends_with_vote(rank: RankEvents, columns: Mapping[str, Ints]) -> bool:
+    """Return whether the last collective of each step is the vote on unused parameters, which is no bucket.
+
+    Its size tells it, or that it alone has no range of a bucket. Where no sizes are known, it is the shortest
+    collective, and backward computes nothing between the last bucket's launch and its own.
+
+    Args:
+        rank: The rank.
+        columns: What is known of the collectives of each step, by name; shape (steps, collectives).
+    """
+    sizes, launch_ns, has_range = columns["bytes"], columns["launch_ns"], columns["bucket"] != UNKNOWN
+    if sizes.shape[1] < 2:
+        return False
+    if np.all(sizes[:, -1] != UNKNOWN):
+        is_small = sizes[:, -1] <= VOTE_BYTES
+        return bool(np.all(is_small & (VOTE_TIMES * sizes[:, -1] <= sizes[:, :-1].min(axis=1))))
+    if has_range.any():
+        return bool(has_range[:, :-1].all() and not has_range[:, -1].any())
+    took_ns = (columns["end_ns"] - columns["start_ns"]).mean(axis=0)
+    computes_ns = np.sort(rank.events.launch_ns[rank.is_backward])
+    before, after = np.searchsorted(computes_ns, launch_ns[:, -2:]).T  # how much compute is launched before each
+    return bool(took_ns[-1] < took_ns[:-1].min() and np.all(before == after))
 
 
 def _covered_since(begins_ns: Ints, until_ns: Ints, covered: Intervals) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,18 @@ from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.what_if.sizes import find_gradients
-from ddp_prof.analyze.what_if.structure import _HALF, IN_BACKWARD, NO_CALLS, RankStructure, find_structure
+from ddp_prof.analyze.what_if.structure import (
+    _HALF,
+    IN_BACKWARD,
+    NO_CALLS,
+    RankStructure,
+    _ends_with_vote,
+    find_structure,
+)
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.runs.report import LoadOptions, load_events
-from ddp_prof.table import select
+from ddp_prof.table import UNKNOWN, select
 from tests.drawing import draw_trace
 from tests.nsys_factory import US, Range, bucket_steps, write_capture
 
@@ -169,3 +177,32 @@ def test_compute_of_backward_that_waits_for_a_collective_is_refused(
     (rank,) = load_events(trace, LoadOptions(with_launches=True)).ranks
     assert rank.blocking.coverage.reason is None
     assert find_structure(rank).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "buckets", "computes_ns", "last_took_ns", "is_vote"),
+    [
+        ((4096, 8192, 96), (0, 1, UNKNOWN), 5, 1, True),
+        ((4096, 8192, 2048), (0, 1, 2), 5, 1, False),
+        ((4096, 8192, UNKNOWN), (0, 1, UNKNOWN), 5, 1, True),
+        ((UNKNOWN,) * 3, (UNKNOWN,) * 3, 5, 1, True),
+        ((UNKNOWN,) * 3, (UNKNOWN,) * 3, 25, 1, False),
+        ((UNKNOWN,) * 3, (UNKNOWN,) * 3, 5, 9, False),
+    ],
+)
+def test_the_vote_on_unused_parameters_is_no_bucket(
+    sizes: tuple[int, ...], buckets: tuple[int, ...], computes_ns: int, last_took_ns: int, is_vote: bool
+) -> None:
+    """With it, torch's rule made of 12 buckets 13 smaller ones, and the line fell: nothing was predicted, or wrong."""
+    launch_ns = np.array([[10, 20, 30]])
+    columns = {
+        "launch_ns": launch_ns,
+        "start_ns": launch_ns + 5,
+        "end_ns": launch_ns + 5 + np.array([4, 6, last_took_ns]),
+        "bytes": np.array([sizes]),
+        "bucket": np.array([buckets]),
+    }
+    rank = SimpleNamespace(
+        events=SimpleNamespace(launch_ns=np.array([1, computes_ns])), is_backward=np.ones(2, np.bool_)
+    )
+    assert _ends_with_vote(rank, columns) == is_vote  # type: ignore[arg-type]
