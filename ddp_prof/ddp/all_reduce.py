@@ -92,8 +92,11 @@ class ReducingVariant(DataParallel):
         """
         if torch.is_grad_enabled():
             self._forget_dropped()
-        if self._are_buffers_due:
-            broadcast_buffers(list(self.module.buffers()), self.process_group)
+        if self._are_buffers_due and (buffers := list(self.module.buffers())):
+            if self.is_unfinished and not self.is_blocking:
+                # The backward before may have launched other numbers of buckets on other ranks.
+                self._reducer.launch_all()
+            broadcast_buffers(buffers, self.process_group)
         is_trained = self._is_synchronizing and torch.is_grad_enabled()
         if is_trained:
             self._check_model()

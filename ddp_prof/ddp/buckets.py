@@ -125,7 +125,7 @@ class GradientBucket:
         """Whether ``zero_grad()`` dropped all gradients that were taken in this step; true if none was taken."""
         return all(self._changes_since_taken(slot)[0] for slot, taken in enumerate(self.taken) if taken)
 
-    def is_unused(self, slot: int) -> bool:
+    def is_unused(self, slot: int) -> bool | None:
         """Whether no rank had a gradient for this slot: then all elements of the reduced gradient are -0.0.
 
         Call it after the reduction, for a slot without a gradient on this rank. On a GPU the host waits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, is_dataclass
@@ -29,6 +30,8 @@ SENT_AS_THEY_ARE = {
 }
 """Data types that both gloo and NCCL can send; tensors of other types are sent as bytes."""
 T = TypeVar("T")
+launches: Counter[object] = Counter()
+"""How many collectives this module has launched in each process group, by the group's name."""
 
 # torch 2.13 renamed both and warns of the old names; earlier versions know only these.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -112,7 +115,9 @@ def launch(
         CommunicationError: The collective could not be started.
     """
     operation = f"{name.replace('_', '-')} of bucket {bucket}"
-    span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more, **name_group(group))
+    names = name_group(group)
+    launches[names["group"]] += 1
+    span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more, **names)
     try:
         started = start()
         works = started if isinstance(started, list) else [started]

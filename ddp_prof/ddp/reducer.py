@@ -19,6 +19,10 @@ necessarily of the same parameters, or no rank.
 
 If ``zero_grad()`` drops gradients between backward and :meth:`Reducer.finish`, they are still reduced, because other
 ranks may keep theirs. This rank then does not use the result.
+
+The order holds for one reducer. A bucket that one rank launches in backward may be launched by :meth:`Reducer.finish`
+on another rank, which does not use all of its parameters. If another reducer of the group has launched collectives in
+between, they meet in another order there, and ranks would reduce buckets of two models together. That is an error.
 """
 
 from __future__ import annotations
@@ -29,9 +33,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from ddp_prof.annotate.hooks import name_group
 from ddp_prof.bucket_assignment import Assignment
 from ddp_prof.ddp.buckets import GradientBucket
-from ddp_prof.ddp.collective import InFlight, launch_all_reduce
+from ddp_prof.ddp.collective import InFlight, launch_all_reduce, launches
 from ddp_prof.errors import CommunicationError
 
 
@@ -62,6 +67,7 @@ class Reducer:
         find_unused: bool,
     ) -> None:
         self._group, self._parameters = group, parameters
+        self._group_name = name_group(group)["group"]
         self.buckets = [
             self._make_bucket(index, [parameters[member] for member in members])
             for index, members in enumerate(assignment)
@@ -85,6 +91,8 @@ class Reducer:
         """Take the gradient of one parameter, and launch the buckets that are complete with it."""
         with self._lock:
             bucket, slot = self._places[index]
+            if self._expected_launches is None:
+                self._expected_launches = launches[self._group_name]
             if bucket.taken[slot]:
                 self._alone.add(index)
             for late in self._alone:
@@ -109,11 +117,19 @@ class Reducer:
         """Launch the next bucket in order, with zeros for parameters without a gradient; return its collective."""
         bucket = self.buckets[len(self._in_flight)]
         if bucket.missing:
+            self._is_passed |= self._expected_launches not in (None, launches[self._group_name])
             members = self._assignment[bucket.index]
             self._unused.update(members[slot] for slot in bucket.take_missing(self._scale))
         flight = self._launch(bucket)
+        if self._expected_launches is not None:
+            self._expected_launches += 1
         self._in_flight.append(flight)
         return flight
+
+    def launch_all(self) -> None:
+        """Launch the remaining buckets, in order; what comes after that is late."""
+        while len(self._in_flight) < len(self.buckets):
+            self.launch_next()
 
     def is_dropped(self) -> bool:
         """Whether gradients were taken in this step and ``zero_grad()`` dropped all of them."""
@@ -127,12 +143,11 @@ class Reducer:
                 then gets no gradient either, whatever other ranks did.
 
         Raises:
-            CommunicationError: A collective failed, a gradient is sparse, or a parameter is frozen on this rank only.
-                After the last two, training can go on.
+            CommunicationError: A collective failed, a gradient is sparse, a parameter is frozen on this rank only, or
+                collectives of another reducer may have been taken for those of this one. After the second and the
+                third, training can go on.
         """
-        # First round.
-        while len(self._in_flight) < len(self.buckets):
-            self.launch_next()
+        self.launch_all()  # the first round
         votes = self._launch_votes() if self._find_unused or self._came_late else None
         for flight in self._in_flight:
             flight.wait()
@@ -143,6 +158,11 @@ class Reducer:
             used_votes, late_votes = votes[0].tolist()
             unused = {index for index, count in enumerate(used_votes) if not count}
             late = {index for index, count in enumerate(late_votes) if count}
+        used_by_others = [
+            self._parameters[index]
+            for index in (self._unused if self._is_passed else ())
+            if self._places[index][0].is_unused(self._places[index][1]) is False
+        ]
         # The parameters whose gradient becomes None: with zeros, weight decay and momentum would change them.
         without = self._unused if is_discarded else unused if self._find_unused else self._find_unused_by_all()
         self._restore_gradients(without, self._reduce_late(late))
@@ -150,6 +170,11 @@ class Reducer:
         sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
         frozen_here, self.order = self._frozen_here, self._order
         self._begin_step()
+        self._raise_for(
+            used_by_others,
+            "was used on another rank only, and another variant has sent messages in this group meanwhile, so ranks "
+            "may have mixed them up: give each variant a group of its own, process_group=dist.new_group()",
+        )
         self._raise_for(sparse, "has a sparse gradient, which cannot be reduced: build its layer with sparse=False")
         self._raise_for(frozen_here, "is frozen here and trained on another rank: freeze it on all ranks or on none")
 
@@ -231,6 +256,9 @@ class Reducer:
         self._order: list[int] = []  # parameters in the order of the calls of their hooks
         self._unused: set[int] = set()  # parameters without a gradient on this rank
         self._frozen_here: list[torch.nn.Parameter] = []
+        # How many collectives the group has launched, if only this reducer has launched any since its first gradient.
+        self._expected_launches: int | None = None
+        self._is_passed = False  # whether another one has, before a bucket that another rank may have launched earlier
 
     def _raise_for(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
         if parameters:

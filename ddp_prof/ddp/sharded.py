@@ -26,6 +26,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -74,7 +75,7 @@ class ShardGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        """Call the function; after GradScaler's check for overflows, sum what the ranks found. Torch calls this.
+        """Call the function; after GradScaler's check for overflows, tell it all ranks. Torch calls this.
 
         Raises CommunicationError for a norm.
         """
@@ -88,7 +89,8 @@ class ShardGradient(torch.Tensor):
             result = function(*arguments, **(keywords or {}))
         if function is torch._amp_foreach_non_finite_check_and_unscale_:
             (gradient, *_), found, _ = arguments  # the gradients, a flag for an overflow, the inverse of the scale
-            launch_all_reduce(found, gradient.group, gradient.bucket, 0).wait()
+            # The largest and no sum: fused optimizers leave out a step if the flag is 1, and take it if it is 2.
+            launch_all_reduce(found, gradient.group, gradient.bucket, 0, dist.ReduceOp.MAX).wait()
         return result
 
 
@@ -274,15 +276,15 @@ class ShardBucket(GradientBucket):
             for parameter, end in zip(self.parameters, ends, strict=True)
         ]
 
-    def is_unused(self, slot: int) -> bool:
+    def is_unused(self, slot: int) -> bool | None:
         """Whether no rank had a gradient for this slot: then all elements are -0.0.
 
-        False also if the shard has no element of the parameter, as it is then not known.
+        ``None`` if the shard has no element of the parameter, as it is then not known.
         """
         # With gloo the parts of the ranks are not added up yet: one row per rank.
         received = self._reduced if self._received is None else self._received.view(self._multiple, -1)
         parts = in_reals(received[..., self._own_slices[slot]])
-        return parts.numel() > 0 and not bool(parts.any()) and bool(parts.signbit().all())
+        return not bool(parts.any()) and bool(parts.signbit().all()) if parts.numel() else None
 
     def take(self, slot: int, scale: float) -> bool:
         """Copy one gradient into the buffer; the first gradient of a step also gives the shard a placeholder."""
@@ -603,6 +605,8 @@ class ShardedDDP(ReducingVariant):
         """
         _refuse_shared_memory(self.module)
         super()._set_up()
+        _follow_zero_grad()
+        _variants.add(self)
         self._is_alone = False  # whether a backward under ``no_sync`` made gradients that have not been reduced since
         self._gathers = Gathers()
         self._by_element: dict[type, bool] = {}  # what is known of classes of optimizers
@@ -709,8 +713,21 @@ class ShardedDDP(ReducingVariant):
         """Wait for all all-gathers: then all parameters may be read, on a GPU by the current stream."""
         self._gathers.settle()
 
+    def on_zero_grad(self, optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
+        """Drop the gradients of the parameters of which an optimizer has dropped those of the parts."""
+        dropped = {id(part) for group in optimizer.param_groups for part in group["params"]}
+        for bucket in self._reducer.buckets:
+            for parameter in bucket.parameters if id(bucket.shard) in dropped else ():
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    if parameter.grad.requires_grad:
+                        parameter.grad.detach_()
+                    parameter.grad.zero_()
+
     def remove(self) -> None:
         self.wait_for_parameters()
+        _variants.discard(self)
         for layer in self._layers:  # plain dictionaries again, which do not wait
             layer._parameters = dict(layer._parameters)
         _forget_placeholders(self._trained)
@@ -762,6 +779,29 @@ class ShardedDDP(ReducingVariant):
     def _copied_attributes(self) -> dict[str, Any]:
         self.wait_for_parameters()
         return super()._copied_attributes()
+
+
+_variants: weakref.WeakSet[ShardedDDP] = weakref.WeakSet()
+"""Those that are told of each ``zero_grad`` of an optimizer."""
+
+
+@cache
+def _follow_zero_grad() -> None:
+    """Tell all sharded variants when an optimizer drops gradients; do this once per process.
+
+    The parts have none where the program has only set gradients of parameters, or a backward under ``no_sync`` has made
+    them, so nothing changes in the parts by which it could be noticed.
+    """
+    original = torch.optim.Optimizer.zero_grad
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission
+    @wraps(original)
+    def zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        original(optimizer, set_to_none)
+        for variant in list(_variants):
+            variant.on_zero_grad(optimizer, set_to_none=set_to_none)
+
+    setattr(torch.optim.Optimizer, "zero_grad", zero_grad)  # noqa: B010  # mypy refuses an assignment
 
 
 class Gathers:

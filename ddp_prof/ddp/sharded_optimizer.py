@@ -100,6 +100,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Each parameter, the largest first, goes to the rank that owns the fewest bytes so far.
         """
         if hasattr(self, "local"):  # not while ``__init__`` adds the first groups
+            self._check_groups()
             self._copy_options_to_local()  # a scheduler may have changed them since the last step
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -173,6 +174,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
             group.update(_options(local))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission
     @torch.no_grad()
     def _exchange(self) -> None:
         """Broadcast all parameters from their owners, at most :data:`MESSAGES_AT_ONCE` messages at a time."""

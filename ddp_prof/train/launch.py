@@ -19,8 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO
@@ -42,6 +42,8 @@ POLL_S = 0.02
 """Seconds between two looks whether ranks have ended."""
 RANK_BYTES = 2**28
 """Memory that torch alone needs in each rank, in bytes."""
+LONGEST_TMPDIR = 70
+"""Bytes of the longest path of a folder for sockets."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 FORKING = multiprocessing.get_context("forkserver")
@@ -143,9 +145,24 @@ def _fork(environment: dict[str, str], command: Sequence[str], output: IO[bytes]
     rank = FORKING.Process(
         target=_run_as_rank, args=(environment, list(command), output and output.name), daemon=True
     )  # fmt: skip
-    with without_main_module():
+    with without_main_module(), short_socket_paths():
         rank.start()
     return rank
+
+
+@contextmanager
+def short_socket_paths() -> Iterator[None]:
+    """Let ``multiprocessing`` put the server's socket into /tmp, if TMPDIR is so long that its path would be refused.
+
+    A socket's path may have 107 bytes, and ``multiprocessing`` appends about 32.
+    """
+    before = tempfile.gettempdir()
+    if len(os.fsencode(before)) > LONGEST_TMPDIR:
+        tempfile.tempdir = "/tmp"  # noqa: S108
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _run_as_rank(environment: dict[str, str], command: Sequence[str], output: str | None) -> None:

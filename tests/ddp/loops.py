@@ -224,8 +224,8 @@ def scaling(
 ) -> Tensors:
     """Accumulation under a GradScaler; in the second step one gradient of one share overflows.
 
-    A fused optimizer is called nevertheless, and skips the step itself. With ``drops`` the gradients of the first step
-    are set to zeros after its backward, and those of each step are replaced by halves of them.
+    A fused optimizer is called nevertheless, and skips the step itself; then all gradients overflow. With ``drops`` the
+    gradients of the first step are set to zeros after its backward, and those of each are replaced by halves of them.
     """
     trained = wrap(model)
     optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02, fused=fused)
@@ -236,7 +236,9 @@ def scaling(
             with nullcontext() if micro else trained.no_sync():
                 loss = loss_of(trained.model, 2 * step + micro, shares)
                 if (step, micro) == (1, 0) and 1 in shares:
-                    loss = loss + model.gain.sum() * torch.inf
+                    loss = (
+                        loss + sum(each.sum() for each in (model.parameters() if fused else [model.gain])) * torch.inf
+                    )
                 scaler.scale(loss / 2).backward()
         if drops and step == 0:
             optimizer.zero_grad(set_to_none=False)
@@ -697,29 +699,33 @@ def masking(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: S
 
 
 class Boxes(nn.Module):
-    """Two heads; a batch without boxes uses one."""
+    """Two heads, and a buffer; a batch without boxes uses one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.classes, self.boxes = mlp(), nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> Any:
-        x = self.body(x)
+        x = self.body(x) * self.scale
         return self.classes(x), self.boxes(x)
 
 
-def detecting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
-    """In each step one share has no boxes, so its loss leaves that head out."""
+def detecting(
+    wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int], micros: int = 1
+) -> Tensors:
+    """In each batch one share has no boxes, so its loss leaves that head out; a step has one or several batches."""
     trained = wrap(model)
     optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
     for step in range(STEPS):
         optimizer.zero_grad()
-        losses = []
-        for share in shares:
-            classes, boxes = trained.model(inputs(step, share))
-            loss = classes.square().mean()
-            losses.append(loss if (step + share) % 2 else loss + boxes.abs().mean())
-        mean(losses).backward()
+        for micro in range(micros):
+            losses = []
+            for share in shares:
+                classes, boxes = trained.model(inputs(step + 50 * micro, share))
+                loss = classes.square().mean()
+                losses.append(loss if (step + share) % 2 else loss + boxes.abs().mean())
+            mean(losses).backward()
         trained.finish()
         optimizer.step()
     return weights(model)
@@ -769,6 +775,17 @@ def zero_by_module(model: nn.Module, *, set_to_none: bool = True) -> None:
 def zero_one_by_one(model: nn.Module) -> None:
     for parameter in model.parameters():
         parameter.grad = None
+
+
+def dropping_own(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """What a backward under ``no_sync`` brings, as a generator's to its critic, is dropped by the optimizer."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        with trained.no_sync():
+            loss_of(trained.model, step + 50, shares).backward()
+        take_step(trained, optimizer, step, shares)
+    return weights(model)
 
 
 def zeroing_a_part(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
@@ -956,9 +973,11 @@ LOOPS = {
     "wrapped teacher": Loop(lambda: nn.Sequential(mlp(), mlp()), distilling),
     "masked gradient": Loop(mlp, masking),
     "a rank without boxes": Loop(Boxes, detecting),
+    "a rank without boxes in two batches": Loop(Boxes, partial(detecting, micros=2)),
     "encoder and decoder wrapped each": Loop(stages, chaining),
     "zeroed by the model": Loop(mlp, partial(zeroing, zero=zero_by_module)),
     "zeroed to zeros by the model": Loop(mlp, partial(zeroing, zero=partial(zero_by_module, set_to_none=False))),
+    "zeroed after no_sync": Loop(mlp, dropping_own),
     "zeroed one by one": Loop(mlp, partial(zeroing, zero=zero_one_by_one)),
     "zeroed in part": Loop(mlp, zeroing_a_part),
     "gradients set again": Loop(mlp, setting_again),

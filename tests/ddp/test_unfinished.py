@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddp_prof.ddp import VARIANTS
+from ddp_prof.errors import CommunicationError
 from tests.ddp.cases import assert_equal
 from tests.ddp.gloo_ranks import run_ranks
 from tests.ddp.loops import STEPS, WIDTH, Loop, OneProcess, Tensors, Variant, inputs, loss_of, mean, mlp, run, weights
@@ -214,3 +216,38 @@ def drop_a_part(rank: int) -> torch.Tensor:
 
 def test_sharded_leaves_out_what_zero_grad_of_a_part_dropped() -> None:
     assert torch.cat(run_ranks(drop_a_part)).tolist() == [1.5] * 6 + [0] * 6
+
+
+class Halves(nn.Module):
+    """Two layers, of which the second one need not be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, uses_both: bool) -> torch.Tensor:
+        return self.first(x) + self.second(x) if uses_both else self.first(x)
+
+
+def wrapped_each(rank: int) -> list[str]:
+    """What is said of two variants in one group where rank 0 uses less; in two groups; in one where both use less."""
+    said = []
+    for has_group, uses_both in ((False, rank == 1), (True, rank == 1), (False, False)):
+        encoder, decoder = (
+            VARIANTS["overlap"](Halves(), process_group=dist.new_group() if has_group else None) for _ in range(2)
+        )
+        decoder(encoder(torch.ones(1, 4), True), uses_both).sum().backward()
+        try:
+            decoder.finish_gradient_synchronization()
+            said.append("")
+        except CommunicationError as error:
+            said.append(str(error))
+        encoder.finish_gradient_synchronization()
+    return said
+
+
+def test_messages_of_two_variants_are_not_mixed_up_in_silence() -> None:
+    """The last layer of the decoder was averaged with the first one of the encoder."""
+    said = run_ranks(wrapped_each)
+    assert "give each variant a group of its own" in said[0][0]
+    assert said == [[said[0][0], "", ""], ["", "", ""]]

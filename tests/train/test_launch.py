@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from multiprocessing import connection
 from pathlib import Path
 
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.signals import stop_on_signals
-from ddp_prof.train.launch import launch, most_ranks
+from ddp_prof.train.launch import launch, most_ranks, short_socket_paths
 from tests.waiting import is_running, wait_until
 
 PRELUDE = """
@@ -139,6 +142,17 @@ def test_forked_ranks_have_torch_already() -> None:
     """The server imports it once; without it a rank would wait for seconds."""
     code = "import sys; 'torch' in sys.modules and 'ddp_prof.train.run' in sys.modules or fail(WorkloadError('no'))"
     launch(2, ranks(code, forked=True), forked=True)
+
+
+def test_the_server_is_reached_under_a_long_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on clusters: profile_all.sh ended in a traceback after its captures, "AF_UNIX path too long"."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.delitem(multiprocessing.current_process()._config, "tempdir", raising=False)  # type: ignore[attr-defined]
+    with short_socket_paths():
+        connection.Listener(family="AF_UNIX").close()
+    assert tempfile.gettempdir() == str(folder)
 
 
 def test_the_signal_handlers_of_the_caller_come_back() -> None:
