@@ -82,6 +82,8 @@ class Reducer:
         self._find_unused = find_unused
         # Divide before the sum, as torch's DDP: a sum of low-precision gradients could overflow.
         self._scale = 1.0 / dist.get_world_size(group)
+        # How many collectives the group has launched, if only this reducer has launched any since its first gradient.
+        self._expected_launches: int | None = None
         self._lock = threading.Lock()  # autograd has a thread per device
         self.order: list[int] = []
         """The parameters whose hooks were called in the last finished step, by index, in the order of the calls."""
@@ -256,8 +258,7 @@ class Reducer:
         self._order: list[int] = []  # parameters in the order of the calls of their hooks
         self._unused: set[int] = set()  # parameters without a gradient on this rank
         self._frozen_here: list[torch.nn.Parameter] = []
-        # How many collectives the group has launched, if only this reducer has launched any since its first gradient.
-        self._expected_launches: int | None = None
+        self._expected_launches = None
         self._is_passed = False  # whether another one has, before a bucket that another rank may have launched earlier
 
     def _raise_for(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
