@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from ddp_prof.cli import main
 from ddp_prof.runs import report
+from ddp_prof.runs import run as run_module
+from tests.conftest import ROOT, SHARED_TRACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,16 +32,29 @@ def csv_rows(*arguments: object) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))
 
 
+MOST_CAPTURES = 16
+"""How many captures are kept in memory."""
+_captures: dict[tuple[Any, ...], report.TraceEvents] = {}
+
+
 @contextmanager
 def each_read_once() -> Iterator[None]:
-    """Commands that read one file in one way get the same events until it changes: reading takes the most time."""
-    load_events, found = report.load_events, dict[tuple[Any, ...], report.TraceEvents]()
+    """Commands that read one file in one way get the same events until it changes: reading takes the most time.
+
+    The events of captures that no test changes are there for later tests, too.
+    """
+    load_events, of_block = report.load_events, dict[tuple[Any, ...], report.TraceEvents]()
 
     def load_once(file: Path, options: report.LoadOptions, *why: str) -> report.TraceEvents:
-        key = (file.absolute(), file.stat().st_mtime_ns, options)
+        path = file.resolve()
+        key = (file, path, path.stat().st_mtime_ns, options)  # what is told has the name that was given
+        is_capture = any(path.is_relative_to(folder) for folder in (ROOT / "traces", SHARED_TRACES))
+        found = _captures if is_capture else of_block
         if key not in found:
             found[key] = load_events(file, options, *why)
+            if len(_captures) > MOST_CAPTURES:
+                del _captures[next(iter(_captures))]
         return found[key]
 
-    with patch.object(report, "load_events", load_once):
+    with patch.object(report, "load_events", load_once), patch.object(run_module, "load_events", load_once):
         yield

@@ -64,7 +64,7 @@ def _of_one_reading() -> Iterator[None]:
 
 @cache
 def compared_on_a_gpu(folder: str) -> dict[str, dict[str, Any]]:
-    result = run("compare", "--format", "json", H200 / folder)
+    result = run("compare", "--jobs", 1, "--format", "json", H200 / folder)
     return {variant["label"]: variant for variant in json.loads(result.stdout)["variants"]}
 
 
@@ -73,7 +73,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("folder", ["gloo", "nccl"])
     def test_nearly_all_device_time_belongs_to_a_step(self, folder: str) -> None:
-        for document in json.loads(run("overlap", "--format", "json", H200 / folder).stdout):
+        for document in json.loads(run("overlap", "--jobs", 1, "--format", "json", H200 / folder).stdout):
             assert document["attribution"]["device_time"] > 0.99
             assert len(document["ranks"]) == 2
             for rank in document["ranks"]:

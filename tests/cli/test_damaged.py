@@ -20,7 +20,7 @@ import pytest
 
 from ddp_prof.analyze.core.recording import CLOCKS
 from tests.cli.test_one_value import COMMANDS, OPTIONS, Document, Entity, documents_of, entities_of
-from tests.command_line import each_read_once, run
+from tests.command_line import run
 from tests.conftest import ROOT
 
 H200 = ROOT / "traces" / "h200" / "nccl"
@@ -143,9 +143,8 @@ def figures_of(documents: dict[str, Document]) -> Iterator[tuple[str, Entity, st
 @pytest.mark.parametrize("trace", [*CAPTURES, *FOREIGN], ids=lambda path: path.name)
 def test_a_shifted_clock_leaves_nothing_that_rests_on_launches(trace: Path, tmp_path: Path) -> None:
     copy, _ = damaged(trace, tmp_path, "shift")
-    with each_read_once():
-        sound, shifted = documents_of(trace), documents_of(copy)
-        texts = [run(command, *OPTIONS.get(command, ()), copy).stdout for command in COMMANDS]
+    sound, shifted = documents_of(trace), documents_of(copy)
+    texts = [run(command, *OPTIONS.get(command, ()), copy).stdout for command in COMMANDS]
     before = {(command, entity, name): value for command, entity, name, value in figures_of(sound)}
     for command, entity, name, value in figures_of(shifted):
         if name in BY_LAUNCHES and command != "critical":
@@ -214,8 +213,7 @@ def check_findings(shifted: dict[str, Document]) -> None:
 @pytest.mark.parametrize("trace", [*CAPTURES, *FOREIGN[1:]], ids=lambda path: path.name)
 def test_lost_records_change_no_figure_of_a_whole_step(trace: Path, tmp_path: Path) -> None:
     copy, lost = damaged(trace, tmp_path, "drop")
-    with each_read_once():
-        sound, dropped = documents_of(trace), documents_of(copy)
+    sound, dropped = documents_of(trace), documents_of(copy)
     before = {(command, entity, name): value for command, entity, name, value in figures_of(sound)}
     found = 0
     for command, entity, name, value in figures_of(dropped):

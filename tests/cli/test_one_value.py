@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.cli.test_reported import CASES, written
-from tests.command_line import each_read_once, run
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.examples import examples
 from tests.night import one_of_each_kind
@@ -225,14 +225,13 @@ def check_words(trace: Path, summary: Document) -> None:
 
 
 def check(trace: Path) -> None:
-    with each_read_once():
-        documents = documents_of(trace)
-        if "overlap" in documents:
-            check_sums(documents)
-            check_names(documents)
-            check_gate(documents)
-            check_advice(documents)
-            check_words(trace, documents["summary"])
+    documents = documents_of(trace)
+    if "overlap" in documents:
+        check_sums(documents)
+        check_names(documents)
+        check_gate(documents)
+        check_advice(documents)
+        check_words(trace, documents["summary"])
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import WAITING
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import timeline_sources
-from tests.command_line import csv_rows, each_read_once, run
+from tests.command_line import csv_rows, run
 from tests.conftest import ROOT
 from tests.night import one_of_each_kind
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
@@ -173,11 +173,7 @@ CAPTURES = [
 @pytest.mark.parametrize("trace", one_of_each_kind(CAPTURES), ids=lambda path: path.name)
 def test_what_two_commands_print_is_one_figure(trace: Path) -> None:
     """Steps, collectives, times and shares of overlap, collectives, kernels, info, compare, summary and check."""
-    with each_read_once():
-        check_figures(trace)
 
-
-def check_figures(trace: Path) -> None:
     def document(command: str, *options: str) -> Any:
         return json.loads(run(command, *options, "--format", "json", trace).stdout)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.analyze.quality import NOTHING
-from tests.command_line import each_read_once, run
+from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
 from tests.night import ALIKE
@@ -30,7 +30,6 @@ def summary(*arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("trace", [TRACES / "overlap.sqlite", TRACES], ids=["file", "folder"])
 @pytest.mark.slow
-@each_read_once()
 def test_a_path_stands_for_its_summary(trace: Path) -> None:
     assert run(trace).stdout == run("summary", trace).stdout
     assert run("--format", "json", trace).stdout == run("summary", "--format", "json", trace).stdout
@@ -375,7 +374,6 @@ _ORDER = ("missing", "idle", "gain", "change", "cause", "step", "comm", "notes",
 
 
 @pytest.mark.parametrize("files", captures())
-@each_read_once()
 @pytest.mark.slow
 def test_the_answer_about_any_capture_is_twelve_lines(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """At 80 columns; it was up to 43, with the answer on the ninth."""

@@ -6,13 +6,12 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddp_prof.present import table
-from tests.command_line import each_read_once, run
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
@@ -26,12 +25,6 @@ OF_ONE = (
     "kernels", "check --min-overlap 95% --max-tail-ms 1",
 )  # fmt: skip
 OF_ALL = ("compare", "compare --waterfall", "check --min-overlap 50% --baseline traces/naive.sqlite")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _of_one_reading() -> Iterator[None]:
-    with each_read_once():
-        yield
 
 
 @pytest.fixture(autouse=True)
