@@ -16,22 +16,25 @@ import pytest
 
 from ddp_prof.benchmark import sweep
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
-from ddp_prof.benchmark.sweep import read_figures
+from ddp_prof.benchmark.sweep import Machine, read_figures
+from tests.benchmark.test_sweep import MACHINE
 from tests.waiting import is_running, wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-BENCH = [sys.executable, "-m", "ddp_prof.benchmark.sweep"]
-# The same, but nothing is imported before there are ranks: each imports torch, which they do not live to see.
-STARTING = """
+# The sweep as a program that is told what machine this is: another process would import torch to tell.
+PROGRAM = """
 import sys
 from ddp_prof.benchmark import sweep
+from ddp_prof.benchmark.store import Environment
+from ddp_prof.benchmark.sweep import Machine
 from ddp_prof.train.launch import FORKING
-from tests.benchmark.test_sweep import MACHINE
-FORKING.set_forkserver_preload([])
-sweep.probe_machine = lambda: MACHINE
+sweep.probe_machine = lambda: {machine!r}
+{first}
 sys.exit(sweep.main())
 """
+# Nothing is imported before there are ranks: each imports torch, which they do not live to see.
+STARTING = PROGRAM.format(machine=MACHINE, first="FORKING.set_forkserver_preload([])")
 TINY = [
     "--batch-sizes",
     "1",
@@ -57,12 +60,16 @@ def monkey() -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.fixture(scope="module")
-def bench(monkey: pytest.MonkeyPatch) -> Bench:
-    """Runs the sweep in this process, whose server has imported torch, and asks once what machine this is.
+def machine() -> Machine:
+    return sweep.probe_machine()
+
+
+@pytest.fixture(scope="module")
+def bench(monkey: pytest.MonkeyPatch, machine: Machine) -> Bench:
+    """Runs the sweep in this process, whose server has imported torch.
 
     Returns the exit code, what was said on stdout, and the lines on stderr.
     """
-    machine = sweep.probe_machine()
     monkey.setattr(sweep, "probe_machine", lambda: machine)
 
     def run(database: Path, *argv: str) -> tuple[int, str, list[str]]:
@@ -91,7 +98,7 @@ def wait_for_end(processes: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(tmp_path_factory: pytest.TempPathFactory, machine: Machine) -> Path:
     """The database of a sweep with too little memory for the first of two sizes, killed in the last of four runs."""
     database = tmp_path_factory.mktemp("sweep") / "new" / "results.db"
 
@@ -99,9 +106,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         resource.setrlimit(resource.RLIMIT_AS, (8 * GIB, 8 * GIB))
 
     argv = ["--model-size", "large", "tiny", "--variants", "naive", "torch"]
-    process = subprocess.Popen(
-        [*BENCH, "--database", str(database), *TINY, *argv], stderr=subprocess.PIPE, text=True, preexec_fn=limit
-    )
+    command = [sys.executable, "-c", PROGRAM.format(machine=machine, first=""), "--database", str(database), *TINY]
+    process = subprocess.Popen([*command, *argv], stderr=subprocess.PIPE, text=True, preexec_fn=limit)
     try:
         assert process.stderr is not None
         *_, third = (process.stderr.readline() for _ in range(3))
