@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 from click.testing import CliRunner
 
@@ -35,15 +36,17 @@ def csv_rows(*arguments: object) -> list[dict[str, str]]:
 MOST_CAPTURES = 16
 """How many captures are kept in memory."""
 _captures: dict[tuple[Any, ...], report.TraceEvents] = {}
+_measured = WeakKeyDictionary[report.TraceEvents, dict[tuple[Any, ...], Any]]()
 
 
 @contextmanager
 def each_read_once() -> Iterator[None]:
-    """Commands that read one file in one way get the same events until it changes: reading takes the most time.
+    """Commands that read one file in one way get the same events, measured once, until it changes.
 
     The events of captures that no test changes are there for later tests, too.
     """
-    load_events, of_block = report.load_events, dict[tuple[Any, ...], report.TraceEvents]()
+    load_events, measure_events = report.load_events, report.measure_events
+    of_block = dict[tuple[Any, ...], report.TraceEvents]()
 
     def load_once(file: Path, options: report.LoadOptions, *why: str) -> report.TraceEvents:
         path = file.resolve()
@@ -56,5 +59,17 @@ def each_read_once() -> Iterator[None]:
                 del _captures[next(iter(_captures))]
         return found[key]
 
-    with patch.object(report, "load_events", load_once), patch.object(run_module, "load_events", load_once):
+    def measure_once(
+        part: report.TraceEvents, options: report.LoadOptions, measures: tuple[str, ...]
+    ) -> dict[str, Any]:
+        known = _measured.setdefault(part, {})
+        missing = tuple(measure for measure in measures if (options, measure) not in known)
+        measured = measure_events(part, options, missing)
+        known |= {(options, measure): result for measure, result in measured.items()}
+        return {measure: known[options, measure] for measure in measures}
+
+    with ExitStack() as patches:
+        for module in (report, run_module):
+            patches.enter_context(patch.object(module, "load_events", load_once))
+            patches.enter_context(patch.object(module, "measure_events", measure_once))
         yield
