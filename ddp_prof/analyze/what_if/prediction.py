@@ -31,11 +31,12 @@ from ddp_prof.analyze.what_if.questions import (
     WAITS,
     Question,
 )
-from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, mebibytes
+from ddp_prof.analyze.what_if.rules import DEFAULT_MB, fill_at_most, fill_until_reached, mebibytes
 from ddp_prof.analyze.what_if.simulate import Buckets, Floats, LinkTimes, StepModel, simulate
 from ddp_prof.analyze.what_if.sizes import Gradients
 from ddp_prof.analyze.what_if.structure import LEAST_STEPS, RankStructure
 from ddp_prof.analyze.what_if.today import divide_today
+from ddp_prof.variants import BYTES_PER_MB
 
 GAIN, LOSS, NO_CHANGE = "gain", "loss", "no change"
 CANNOT_BE_TOLD, REFUSED = "cannot be told", "not predicted"
@@ -80,6 +81,10 @@ BEYOND = (
 )
 NOT_DIVIDED = "single gradients are not known, and today's buckets are larger: give --parameters FILE"
 NO_COPIES = "nothing is copied out of buckets, as with gradient_as_bucket_view: capture it without that to compare"
+NO_COPIES_ON_CPU = (
+    "what copies out of buckets take is not recorded on a CPU: measure it, by "
+    "'ddp-prof tune --try gradient_as_bucket_view'"
+)
 ONE_RANK = "one rank does not tell what its collectives wait for and what they transfer: give the captures of all ranks"
 SOME_RANKS = (
     "how long collectives wait for other ranks is not known, as only {ranks} of {world} ranks were read: give the "
@@ -360,9 +365,26 @@ class Predictor:
         rule, explicit = self.gradients.rule, fill_until_reached(sizes, cap, cap)
         if rule is None:
             return explicit
-        # A recent torch gives the first bucket a cap of its own only where ``bucket_cap_mb`` is not given, as today.
-        kept = rule.buckets(sizes, cap)
-        return explicit if self.structure.is_recent_torch and kept != self.gradients.buckets else kept
+        # A recent torch gives the first bucket a cap of its own only where ``bucket_cap_mb`` is not given. Its default
+        # cap is then today's setting.
+        is_default = cap == DEFAULT_MB * BYTES_PER_MB and rule.first_bytes is not None
+        return explicit if self.is_recent_torch and not is_default else rule.buckets(sizes, cap)
+
+    @property
+    def is_recent_torch(self) -> bool | None:
+        """Whether torch is so recent that a cap that is given holds for the first bucket, too; ``None``: not known.
+
+        Names of kernels tell it, or today's buckets.
+        """
+        told, rule = self.structure.is_recent_torch, self.gradients.rule
+        return rule.is_recent_torch if told is None and rule is not None else told
+
+    def _with_other_torch(self, question: Question) -> Buckets | None:
+        """Return the buckets if torch is recent, where that is not known and matters; else ``None``."""
+        is_asked = question.kind == BUCKET_SIZE and question.value != DEFAULT_MB and not self.holds_at_most
+        if not is_asked or self.gradients.rule is None or self.is_recent_torch is not None:
+            return None
+        return fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)
 
     def change_ns(self, question: Question, buckets: Buckets) -> Floats:
         """Return by how much the simulated length of each step changes, in nanoseconds; shape (steps)."""
@@ -449,7 +471,8 @@ class Predictor:
         if question.saves_copies:
             return None
         if question.kind in (BUCKET_SIZE, ONE_BUCKET) and [list(one) for one in buckets] == self.gradients.buckets:
-            return SAME
+            others = self._with_other_torch(question)
+            return SAME if others in (None, self.gradients.buckets) else None
         return SAME_TIME if question.kind == TIME_PER_BYTE and question.value == 1 else None
 
     def _refuse(self, question: Question, ranks: int) -> str | None:
@@ -475,7 +498,7 @@ class Predictor:
         if question.kind == HALF_BYTES and self.structure.are_half:
             return IS_HALF
         if question.saves_copies and not self.today.model.copy_ns.any():
-            return NO_COPIES
+            return NO_COPIES_ON_CPU if self.structure.on_host else NO_COPIES
         return None
 
     def _doubts(self, question: Question, buckets: Buckets, change_ns: Floats) -> Iterator[tuple[str, float]]:
@@ -514,9 +537,7 @@ class Predictor:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
         # Not known is whether torch is so old that the first bucket keeps its own cap beside the one that is given.
-        is_ours, is_known = self.holds_at_most, self.structure.is_recent_torch is not None
-        if question.kind == BUCKET_SIZE and self.gradients.rule is not None and not (is_ours or is_known):
-            others = fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)
+        if others := self._with_other_torch(question):
             yield "first bucket", abs(float(self.change_ns(question, others).mean() - change_ns.mean()))
         # Where only whole buckets are known, a bucket that is closed within one of today's is not exactly predicted.
         if question.kind == BUCKET_SIZE and not self.gradients.are_single:

@@ -39,11 +39,24 @@ class TorchRule:
     Attributes:
         first_bytes: The cap of the first bucket; ``None`` if it is that of the other buckets.
         low_bytes, high_bytes: Any cap above ``low_bytes`` and up to ``high_bytes`` gives today's buckets.
+        is_either: Whether the first bucket may as well have the cap of the others: today's buckets would be the same.
     """
 
     first_bytes: float | None
     low_bytes: float
     high_bytes: float
+    is_either: bool = False
+
+    @property
+    def is_recent_torch(self) -> bool | None:
+        """Whether torch is 2.5 or later, where these buckets tell it; ``None`` if they do not.
+
+        There a first bucket has a cap of its own only if ``bucket_cap_mb`` is not given, beside the default cap.
+        """
+        if self.first_bytes is None:
+            return True
+        is_default = self.low_bytes < DEFAULT_MB * BYTES_PER_MB <= self.high_bytes
+        return None if is_default or self.is_either else False
 
     def buckets(self, sizes: Ints, cap_bytes: float) -> list[list[int]]:
         """Return the buckets with another cap, as positions in ``sizes``; the first one keeps its cap if smaller.
@@ -136,13 +149,14 @@ def torch_rule_of(sizes: Ints, buckets: Sequence[Sequence[int]]) -> TorchRule | 
     reached = [int(sizes[list(bucket)].sum()) for bucket in buckets]
     if len(buckets) == 1:
         return TorchRule(None, below[0], math.inf)
-    # The bounds of the cap by all buckets but the first; then whether the first one fits a cap of 1 MiB, else theirs.
+    # The bounds of the cap by all buckets but the first; then whether the first one fits a cap of 1 MiB, or theirs.
     low, high = max(below[1:]), min([math.inf, *reached[1:-1]])
     may_be_small = below[0] < FIRST_BUCKET_BYTES <= reached[0]
+    own_low, own_high = max(low, below[0]), min(high, reached[0])  # with the first bucket's bounds
+    is_alike = own_low < own_high
     if may_be_small and low < high:  # torch's default, and that of all older versions
-        return TorchRule(FIRST_BUCKET_BYTES, low, high)
-    low, high = max(low, below[0]), min(high, reached[0])
-    return TorchRule(None, low, high) if low < high else None
+        return TorchRule(FIRST_BUCKET_BYTES, low, high, is_alike)
+    return TorchRule(None, own_low, own_high) if is_alike else None
 
 
 def split_at_sums(sizes: Ints, sums: Ints) -> Ints | None:

@@ -287,18 +287,42 @@ class TestOnARealJob:
 
 @pytest.mark.parametrize("is_recent", [None, False, True])
 def test_a_recent_torch_has_no_small_first_bucket_where_a_size_is_given(is_recent: bool | None) -> None:
-    """Since torch 2.5, ``bucket_cap_mb`` is the cap of the first bucket, too, which today has its own 1 MiB."""
-    asked = Question(ask.BUCKET_SIZE, 6)
-    found = one_of(replace(CAPTURE, is_recent_torch=is_recent), asked)
-    small, alike = ([0], [1, 2]), ([0, 1, 2],)
-    caps = {None: (MB, 6 * MB), False: (MB, 6 * MB), True: (6 * MB, 6 * MB)}[is_recent]
-    buckets = fill_until_reached(np.array(SIZES), *caps)
-    assert tuple(buckets[: len(small)]) == small if not is_recent else tuple(buckets[:1]) == alike
+    """Since torch 2.5, ``bucket_cap_mb`` is the cap of the first bucket, too, which by default has its own 1 MiB."""
+    default = replace(JOB.capture(buckets_of(25), steps=3), is_recent_torch=is_recent)
+    found = one_of(default, Question(ask.BUCKET_SIZE, 40))
+    buckets = fill_until_reached(np.array(SIZES), 40 * MB if is_recent else MB, 40 * MB)
+    assert len(buckets[0]) == (6 if is_recent else 1)
     assert found.calls == len(buckets)
-    assert found.change_ns == pytest.approx(JOB.length_ns(buckets) - JOB.length_ns(buckets_of(10)), abs=5 * TICK_NS)
+    assert found.change_ns == pytest.approx(JOB.length_ns(buckets) - JOB.length_ns(buckets_of(25)), abs=5 * TICK_NS)
     assert ("first bucket" in found.parts_ns) == (is_recent is None), "both are in the interval"
-    today = one_of(replace(CAPTURE, is_recent_torch=is_recent), Question(ask.BUCKET_SIZE, 10))
-    assert today.verdict == NO_CHANGE
+    assert one_of(default, Question(ask.BUCKET_SIZE, 25)).verdict == NO_CHANGE, "as today, where no size is given"
+
+
+def test_buckets_of_another_size_behind_a_small_first_one_tell_an_older_torch() -> None:
+    found = one_of(CAPTURE, Question(ask.BUCKET_SIZE, 6))
+    assert (found.calls, "first bucket" in found.parts_ns) == (len(buckets_of(6)), False)
+
+
+def test_the_same_buckets_in_an_older_torch_are_not_said_to_be_the_same_in_each() -> None:
+    """Of gradients of 9 MiB, 1 of them in the first bucket, a cap of 50 makes a single bucket in a recent torch."""
+    few = replace(JOB, sizes=(MB, 4 * MB, 4 * MB), works=(100.0,) * 3)
+    structure = few.capture([[0], [1, 2]])
+    found = predict_run(Captured((structure,), few.sizes[::-1]), [Question(ask.BUCKET_SIZE, 50)], lambda: THIRD)
+    (one,) = found.predictions
+    assert (one.change_ns, one.verdict) == (0, CANNOT_BE_TOLD)
+    assert one.parts_ns["first bucket"] > 0
+    told = predict_run(
+        Captured((replace(structure, is_recent_torch=False),), few.sizes[::-1]),
+        [Question(ask.BUCKET_SIZE, 50)],
+        lambda: THIRD,
+    )
+    assert told.predictions[0].verdict == NO_CHANGE
+
+
+def test_what_views_save_on_a_cpu_is_not_said_to_be_nothing() -> None:
+    """DDP copies there, too: "nothing is copied out of buckets, as with gradient_as_bucket_view"."""
+    found = one_of(replace(CAPTURE, on_host=True), Question(ask.VIEWS))
+    assert (found.verdict, "ddp-prof tune" in str(found.reason)) == (REFUSED, True)
 
 
 def test_where_another_bucket_may_end_within_one_of_today_s_that_is_in_the_interval() -> None:
