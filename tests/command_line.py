@@ -33,7 +33,7 @@ def csv_rows(*arguments: object) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))
 
 
-MOST_CAPTURES = 16
+MOST_CAPTURES = 32
 """How many captures are kept in memory."""
 _captures: dict[tuple[Any, ...], report.TraceEvents] = {}
 _measured = WeakKeyDictionary[report.TraceEvents, dict[tuple[Any, ...], Any]]()
