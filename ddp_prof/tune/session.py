@@ -190,7 +190,8 @@ class Session:
         Raises WorkloadError only if the program fails with today's settings.
         """
         # The time limit follows the longest run with today's settings; the first run has the time of the whole tuning.
-        before = [trial.wall_s for trial in self.trials if trial.tried == TODAY.label]
+        todays = TODAY.label
+        before = [trial.wall_s for trial in self.trials if trial.tried == todays]
         limit_s = max(LEAST_LIMIT_S, round(TIMES_LONGEST * max(before) if before else 60 * self.limits.minutes))
         began = self._clock()
         try:

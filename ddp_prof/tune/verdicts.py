@@ -74,9 +74,11 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
         tries: Number of tries in the tuning.
         worth: The smallest gain that is worth having, as a fraction of a step (0.01: 1 %).
     """
+    label, todays = tried.label, TODAY.label  # made of texts at each call
+    ran = [trial for trial in trials if trial.tried == label]  # in round 0, too: by itself, for its losses
     # The pairs: today's and the try's median step, of each round that has both; not of round 0.
-    own = [trial for trial in trials if trial.tried == tried.label and trial.round]
-    today = {trial.round: trial for trial in trials if trial.tried == TODAY.label and trial.status == OK}
+    own = [trial for trial in ran if trial.round]
+    today = {trial.round: trial for trial in trials if trial.tried == todays and trial.status == OK}
     pairs = [
         (before, after)
         for trial in own
@@ -84,7 +86,6 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
     ]
     gain = measure_gain(pairs, tries)
     lengths = [length for trial in own if (length := trial.median_ns)]
-    ran = [trial for trial in trials if trial.tried == tried.label]  # in round 0, too: by itself, for its losses
     losses, difference = compare_losses([*today.values()], [trial for trial in ran if trial.status == OK])
     known = {
         "gain": gain,
