@@ -28,9 +28,11 @@ end by as much::
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median_low
 
 import numpy as np
 
@@ -444,10 +446,14 @@ def _find_cause(
         return sum(map(_EXPOSED[part], collectives)) / steps
 
     shares = {key: sign * (share(new[key], new_steps) - share(old[key], old_steps)) for key in old.keys() & new.keys()}
-    if not shares:
+    # Bucket 1 of two is not bucket 1 of eight: collectives of one number are compared only if both runs have the same.
+    if not shares or _usual_counts(before) != _usual_counts(after):
         return None
     # Sorted first, so that the choice among equal ones does not depend on the order of a set.
     key = max(sorted(shares, key=str), key=shares.__getitem__)
+    sizes, others = ({one.bytes for one in of[key]} - {None} for of in (old, new))
+    if sizes and others and not sizes & others:
+        return None
     moves = {
         name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name))
         for name in _TIMES
@@ -458,6 +464,15 @@ def _find_cause(
         return None
     moved = max(in_direction, key=lambda name: abs(in_direction[name]))
     return CollectiveChange(*key, moved=moved, by_ns=round(in_direction[moved]))
+
+
+def _usual_counts(collectives: Sequence[Collective]) -> dict[str | None, int]:
+    """Return for each operation of how many collectives a step of a rank usually has."""
+    counts = Counter((one.op, one.step_identity) for one in collectives if one.step_key is not None)
+    by_op: dict[str | None, list[int]] = {}
+    for (op, _), count in counts.items():
+        by_op.setdefault(op, []).append(count)
+    return {op: median_low(found) for op, found in by_op.items()}
 
 
 def _group_by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collective]]:

@@ -20,11 +20,15 @@ JITTER = (0, 1, 0, 1, 0)
 
 
 def changes_between(
-    before: list[tuple[int, int]], after: list[tuple[int, int]], once: tuple[int, int] = (0, 0)
+    before: list[tuple[int, int]],
+    after: list[tuple[int, int]],
+    once: tuple[int, int] = (0, 0),
+    sizes: tuple[int, int] = (8, 8),
 ) -> dict[str, PartChange]:
     """Of two CPU runs, drawn by the start and the length of the second bucket in each of their steps.
 
-    Bucket 2 is reduced in the first step only, from 4 on, for as long as ``once`` says of each run.
+    The second bucket has ``sizes`` bytes in the runs. Bucket 2 is reduced in the first step only, from 4 on, for as
+    long as ``once`` says of each run.
 
     backward     ##########..........
     synchronize  ..........##########
@@ -32,14 +36,14 @@ def changes_between(
     bucket 1     .......#####........  start 7, length 5: 2 of it are tail
     """
     runs = []
-    for second, length in zip((before, after), once, strict=True):
+    for second, length, size in zip((before, after), once, sizes, strict=True):
         ranges = {"process|rank=0|world=1|variant=overlap|backend=gloo|device=cpu": "#" * (20 * len(second))}
         ranges |= {f"step|index={index}": "." * (20 * index) + "#" * 20 for index in range(len(second))}
         ranges["backward"] = "##########.........." * len(second)
         ranges["synchronize"] = "..........##########" * len(second)
         ranges["all_reduce|bucket=0|bytes=8|params=1"] = "..###..............." * len(second)
         pictures = ["." * start + "#" * length + "." * (20 - start - length) for start, length in second]
-        ranges["all_reduce|bucket=1|bytes=8|params=1"] = "".join(pictures)
+        ranges[f"all_reduce|bucket=1|bytes={size}|params=1"] = "".join(pictures)
         if length:
             ranges["all_reduce|bucket=2|bytes=8|params=1"] = "....".ljust(4 + length, "#").ljust(20 * len(second), ".")
         runs.append((analysis_of(draw_trace(ranges=ranges, ranks={PID: 0}), label="overlap"), ()))
@@ -52,6 +56,15 @@ def test_a_later_launch_is_named() -> None:
     assert found["tail"].is_beyond_spread
     assert found["tail"].cause == CollectiveChange("all_reduce", 1, None, "launch", 4)
     assert change_texts([found["tail"]]) == ["tail +0.00 ms: bucket 1 launches 0.0 µs later"]
+
+
+def test_another_bucket_of_the_same_number_is_no_cause() -> None:
+    """Of two buckets against eight it was said that bucket 1 launches 93 ms earlier: it has other gradients."""
+    early, late = ([(start, 5 + jitter) for jitter in JITTER] for start in (7, 11))
+    found = changes_between(early, late, sizes=(8, 4))
+    assert found["tail"].is_beyond_spread
+    assert found["tail"].cause is None
+    assert changes_between(early, late, sizes=(4, 4))["tail"].cause is not None
 
 
 def test_a_longer_collective_is_named() -> None:
