@@ -35,6 +35,7 @@ from ddp_prof.analyze.critical.replay import (
     Replay,
     Without,
     Work,
+    find_computed,
     find_replay,
     find_work,
     join_replays,
@@ -280,6 +281,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     main, any_place = np.full(steps, rank.main_thread), np.full(steps, np.iinfo(np.int64).max)
     calls = rank.host_calls
     waits = calls.last_before(main, rank.main_thread, rank.steps.end_ns, any_place, calls.waited)
+    computed = find_computed(rank, work)  # the same in each replay
     return RankWork(
         process=rank.process,
         device=rank.device,
@@ -296,8 +298,8 @@ def find_rank_work(rank: RankEvents) -> RankWork:
             host_ns=rank.steps.end_ns - rank.steps.start_ns,
             window_ns=rank.breakdown.window_ns,
         ),
-        replay=find_replay(rank, work, ends),
-        without={name: find_replay(rank, work, ends, left_out) for name, left_out in _left_out(rank, work)},
+        replay=find_replay(rank, work, computed, ends),
+        without={name: find_replay(rank, work, computed, ends, one) for name, one in _left_out(rank, work)},
     )
 
 

@@ -229,12 +229,15 @@ class Without:
 NOTHING = Without()
 
 
-def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOTHING) -> Replay | None:
+def find_replay(
+    rank: RankEvents, work: Work, computed: Computed, ends: Ends, without: Without = NOTHING
+) -> Replay | None:
     """Return the times of a device and the links between them.
 
     Args:
         rank: The rank.
         work: Its operations.
+        computed: What they computed.
         ends: The rows of ``work`` with which each step ends.
         without: What is left out.
 
@@ -314,7 +317,7 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
         column[: len(known)] = known
     nothing = np.zeros_like(tail)
     links = Links(tail, head, length_ns, is_duration, nothing, nothing, first_row, end_row, nothing)
-    return weigh(Replay(times, links, ends, _find_computed(rank, work))) if np.all(tail < head) else None
+    return weigh(Replay(times, links, ends, computed)) if np.all(tail < head) else None
 
 
 def _added_to_stream(work: Work, without: Without) -> Ints:
@@ -330,7 +333,7 @@ def _added_to_stream(work: Work, without: Without) -> Ints:
     return own_ns
 
 
-def _find_computed(rank: RankEvents, work: Work) -> Computed:
+def find_computed(rank: RankEvents, work: Work) -> Computed:
     """Return how long each operation computes, how much of that beside communication, and its kind."""
     compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
     beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(work.start_ns, work.start_ns + compute_ns)

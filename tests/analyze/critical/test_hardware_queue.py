@@ -54,7 +54,10 @@ def test_what_was_launched_before_holds_up(
     held_ns = find_held_ns(rank, work)
     assert held_ns[work.is_collective].tolist() == [one * US for one in collectives]
     assert held_ns[~work.is_collective].sum() == kernels * US
-    assert (COMMON_QUEUE in find_rank_work(rank).without) == any(collectives)
+    found = find_rank_work(rank)
+    assert (COMMON_QUEUE in found.without) == any(collectives)
+    assert found.replay
+    assert {id(one.computed) for one in found.without.values() if one} <= {id(found.replay.computed)}, "held once"
 
 
 @pytest.mark.parametrize("program", [LATE, LONG])
