@@ -82,6 +82,8 @@ class GradientBucket:
         any rank had a gradient, as a sum is -0.0 only if each addend is -0.0: see :meth:`is_unused`. ``scale`` is one
         divided by the number of ranks.
         """
+        if self.missing == len(self.parameters):  # the first gradient of a step
+            self._restore_views()
         gradient = self._require_dense(slot, self.parameters[slot].grad)
         self._place(slot)
         self.taken[slot] = True
@@ -134,10 +136,11 @@ class GradientBucket:
         return not bool(parts.any()) and bool(parts.signbit().all())
 
     def restore_memory(self) -> None:
-        """Make new views of the buffer if the views have other memory, as after ``module.cpu()`` and back.
+        """Repair what a conversion of the module has moved, such as ``module.cpu()`` and back: gradients."""
+        self._restore_views()
 
-        The views are the gradients of the module's parameters, and a conversion of a module moves its gradients.
-        """
+    def _restore_views(self) -> None:
+        """Make new views of the buffer if the views, which are the parameters' gradients, have other memory."""
         if [view.data_ptr() for view in self.views] != self._addresses:
             self._find_views()
 

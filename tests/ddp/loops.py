@@ -328,6 +328,21 @@ def taking(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Se
     return weights(model)
 
 
+def taking_within_no_sync(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The same, and the next forward is under ``no_sync``, though its backward is not."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with trained.no_sync():
+            loss = loss_of(trained.model, step, shares)
+        loss.backward()
+        trained.finish()
+        optimizer.step()
+        model._apply(torch.clone)
+    return weights(model)
+
+
 def penalizing(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
     """A penalty on the gradient of a critic by its inputs, as in WGAN-GP."""
     trained = wrap(model)
@@ -954,6 +969,7 @@ LOOPS = {
     "frozen critic": Loop(lambda: nn.Sequential(critic(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())), freezing),
     "gradient penalty": Loop(critic, penalizing),
     "there and back": Loop(mlp, taking),
+    "there and back, forward within no_sync": Loop(mlp, taking_within_no_sync),
     "unused head": Loop(TwoHeads, heading),
     "unused head, momentum": Loop(TwoHeads, heading_by_momentum),
     "seldom used head": Loop(SeldomHead, heading_by_momentum),

@@ -21,6 +21,7 @@ IMPOSSIBLE = [
     *[(name, "torch") for name in ("unused head", "unused head, momentum", "seldom used head")],  # without its option
     ("a head before and under no_sync", "torch"),
     ("buffers of all types", "torch"),
+    ("there and back, forward within no_sync", "torch"),  # asks at forward whether to reduce
     ("sharpness", "sharded"),  # the program reads gradients, which sharded does not give to parameters
     *[
         (name, "torch") for name in ("only adapters wrapped", "wrapper bypassed", "learning to learn")
