@@ -19,8 +19,9 @@ side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 # Without bytecode files, each program that a test starts would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
 
-# What mypy and tsc know of unchanged files stays in the environment, so a second clone has it, too.
+# What mypy, tsc and Hypothesis know of unchanged files stays in the environment, so a second clone has it, too.
 kept="${VENV:-$root/.venv}/checked"
+export HYPOTHESIS_STORAGE_DIRECTORY="$kept/hypothesis"
 
 # types_of_javascript: checks the JSDoc types of the pages' scripts, by the TypeScript that scripts/env.sh has fetched.
 types_of_javascript() {
