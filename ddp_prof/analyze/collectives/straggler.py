@@ -280,8 +280,12 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     by_step = np.argsort(step, kind="stable")
     by_step = by_step[step[by_step] != UNKNOWN]
     of_steps: list[Ints] = []  # for each step, rows of the matches
+    notes: tuple[str, ...] = ()
     if run.has_steps and len(by_step):
         of_steps = np.split(by_step, np.flatnonzero(begins_run(step[by_step]))[1:])
+        of_steps, notes = _leave_out_steps_that_lack_ranks(of_steps, takes_part)
+        by_step = np.sort(np.concatenate(of_steps))
+        last[~np.isin(np.arange(len(last)), by_step) & (step != UNKNOWN)] = UNKNOWN
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
         late = _last_to_arrive(compared, least)
 
@@ -332,9 +336,30 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         straggler=_straggler([rank.last_steps for rank in of_ranks]),
         alignment=alignment,
         reason=_why_unknown(run),
-        warnings=run.warnings,
+        warnings=(*run.warnings, *notes),
         has_steps=run.has_steps,
     )
+
+
+def _leave_out_steps_that_lack_ranks(of_steps: list[Ints], takes_part: Mask) -> tuple[list[Ints], tuple[str, ...]]:
+    """Return the steps in which each rank takes part that takes part in any, and a note if others are left out.
+
+    Where a rank was not recorded, it may have arrived last. If most steps lack a rank, all stay, and a note says so.
+
+    - ``of_steps``: For each step, rows of the matches.
+    - ``takes_part``: For each match (row) and rank (column), whether the rank takes part.
+    """
+    present = np.array([takes_part[rows].any(axis=0) for rows in of_steps])
+    is_whole = np.all(present | ~present.any(axis=0), axis=1)
+    lacking, steps = int((~is_whole).sum()), len(of_steps)
+    if not lacking:
+        return of_steps, ()
+    if 2 * lacking > steps:
+        return of_steps, (f"{lacking} of {steps} steps lack a rank, which may have arrived last there",)
+    note = (
+        f"ranks are not compared in {lacking} of {steps} steps: a rank that was not recorded there may have been last"
+    )
+    return [rows for rows, whole in zip(of_steps, is_whole, strict=True) if whole], (note,)
 
 
 def _steps_and_waits(run: RunAnalysis) -> tuple[Ints, Ints]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -475,12 +476,16 @@ def test_a_drift_counts_beyond_its_scatter_and_of_enough_pairs(pairs: int, scatt
     assert bool(clocks_that_differ(7 * MS + at * second // 1_000_000 + off, second).clocks[1].drift) is drifts
 
 
-def ranks_that_start(starts: list[list[int]], width: int = 10) -> RunAnalysis:
-    """CPU ranks of one clock: in each step of ``width`` one all-reduce, which all end together."""
+def ranks_that_start(starts: Sequence[Sequence[int | None]], width: int = 10) -> RunAnalysis:
+    """CPU ranks of one clock: in each step of ``width`` one all-reduce, which all end together.
+
+    ``None``: the rank did not record the step.
+    """
     traces = []
     for rank, at in enumerate(starts):
-        pictures = ["." * start + "#" * (width - 1 - start) + "." for start in at]
-        steps = [(f"step|index={n}", "." * width * n + "#" * width) for n in range(len(at))]
+        pictures = ["." * width if start is None else "." * start + "#" * (width - 1 - start) + "." for start in at]
+        numbers = [n for n, start in enumerate(at) if start is not None]
+        steps = [(f"step|index={n}", "." * width * n + "#" * width) for n in numbers]
         whole = (f"process|rank={rank}|world={len(starts)}", "#" * width * len(at))
         ranges = [whole, *steps, ("all_reduce|bucket=0|bytes=8|params=1", "".join(pictures))]
         traces.append(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=len(starts)))
@@ -498,6 +503,23 @@ def test_a_straggler_is_late_by_as_much_as_where_it_is_last() -> None:
     slower = replace(skew.ranks[0], lag_ns=-1 * MS, lag_when_last_ns=3 * MS)
     headline = skew_headline(replace(skew, ranks=(slower, *skew.ranks[1:]))).claim
     assert headline == "Rank 0 arrives last in 8 of 17 steps, by 3.00 ms (median)"
+
+
+def test_a_step_that_a_rank_did_not_record_does_not_tell_who_was_last_in_it() -> None:
+    """Rank 2 is last in each step that it recorded. In the others, rank 1 was said to be, as often as rank 2."""
+    run = ranks_that_start([[1] * 8, [2] * 8, [None, None, None, *[6] * 5]])
+    skew = measure_skew(run)
+    assert [step.step for step in skew.steps] == [3, 4, 5, 6, 7]
+    assert [(rank.last_steps, rank.last_collectives) for rank in skew.ranks] == [(0, 0), (0, 0), (5, 5)]
+    assert skew.straggler == 2
+    note = "ranks are not compared in 3 of 8 steps: a rank that was not recorded there may have been last"
+    assert note in skew_view(run, skew).notes
+
+
+def test_where_most_steps_lack_a_rank_all_are_compared_and_that_is_said() -> None:
+    skew = measure_skew(ranks_that_start([[1] * 4, [2] * 4, [6, None, None, None]]))
+    assert [step.last for step in skew.steps] == [2, 1, 1, 1]
+    assert "3 of 4 steps lack a rank, which may have arrived last there" in skew.warnings
 
 
 def test_what_a_rank_costs_others_is_no_wait_for_another_one_nor_its_own() -> None:
