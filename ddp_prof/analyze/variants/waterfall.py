@@ -29,7 +29,7 @@ end by as much::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median_low
@@ -45,12 +45,12 @@ from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, measure_contention
 from ddp_prof.analyze.kernels.kernel_times import KernelRuns
-from ddp_prof.analyze.quality import NOT_TIMED
+from ddp_prof.analyze.quality import INCOMPLETE_COMMUNICATES, LOST_MAY_COMMUNICATE, NO_COMMUNICATION, NOT_TIMED
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_ROOM, column, derived, result_columns
 from ddp_prof.manifest import Caveat
-from ddp_prof.trace import UNKNOWN, Ints, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, select
 from ddp_prof.variants import variant_position
 
 SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
@@ -68,7 +68,11 @@ class Parts:
         stays=USUALLY,
     )
     transfer_ns: int = column("exposed communication in which data moves, without the tail", stays=USUALLY)
-    tail_ns: int = column("exposed communication after the last compute of backward, without waits", stays=USUALLY)
+    tail_ns: int | None = column(
+        "exposed communication after the last compute of backward, without waits",
+        null="when backward ends is not known of a run: then it is in transfer",
+        stays=USUALLY,
+    )
     wait_ns: int | None = column(
         "exposed communication in which a peer had not arrived",
         null="the ranks of a run could not be compared: then it is in transfer and tail",
@@ -96,6 +100,7 @@ class Budget(Parts):
         steps: The number of steps, over all ranks.
         contention: How much communication slows compute.
         knows_wait: Whether waits for peers are known; if not, they are in ``transfer_ns`` and ``tail_ns``.
+        knows_tail: Whether it is known when backward ends; if not, its tail is in ``transfer_ns``.
         half_width_ns: For each part by name, half of the width of its 95 % interval.
     """
 
@@ -104,6 +109,7 @@ class Budget(Parts):
     steps: int
     contention: Contention
     knows_wait: bool
+    knows_tail: bool
     half_width_ns: Mapping[str, int]
 
 
@@ -207,39 +213,71 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
             continue
         others = [of_other for other, of_other in (*runs, *reference) if run.has_same_workload(other)]
         contention = measure_contention(kernels, [kernel for of_other in others for kernel in of_other])
-        if budget := _measure_budget(run, contention, knows_wait=len(run.matches) > 0):
+        if budget := _measure_budget(run, contention, knows_wait=len(run.matches) > 0, knows_tail=_knows_tail(run)):
             found.append(MeasuredRun(run, budget))
     return found
 
 
 def _has_unknown_work(run: RunAnalysis) -> bool:
-    """Return whether a rank has steps but not all of its events are known, or not how long they took."""
-    return any(len(rank.times) and (rank.unknown_work or rank.reason in NOT_TIMED) for rank in run.ranks)
+    """Return whether a rank has steps but not all of its events are known, or not how long they took.
+
+    Also if the run has several ranks, and nothing that was recorded on their devices is known to communicate: what does
+    may count as compute, or was lost.
+    """
+    ranks = [rank for rank in run.ranks if len(rank.times)]
+    reasons = {rank.reason for rank in ranks if rank.device is not None}
+    is_silent = bool(reasons) and reasons <= {NO_COMMUNICATION, LOST_MAY_COMMUNICATE, INCOMPLETE_COMMUNICATES}
+    if is_silent and max((rank.world_size or 1 for rank in ranks), default=1) > 1:
+        return True
+    return any(rank.unknown_work or rank.reason in NOT_TIMED for rank in ranks)
 
 
-def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Budget | None:
+def _knows_tail(run: RunAnalysis) -> bool:
+    """Return whether it is known when backward ends, on each rank with collectives."""
+    ends = [rank.timings.backward_end_ns for rank in run.ranks if len(rank.timings)]
+    return all(np.any(end_ns != NO_TIME) for end_ns in ends)
+
+
+def _measure_budget(
+    run: RunAnalysis,
+    contention: Contention,
+    *,
+    knows_wait: bool,
+    knows_tail: bool,
+    of_ranks: Collection[int | None] | None = None,
+) -> Budget | None:
     """Return the mean step of a run in parts; ``None`` if no step has a known length.
 
-    Unless ``knows_wait``, waits for peers are not separated from transfer and tail.
+    Unless ``knows_wait``, waits for peers are not separated from transfer and tail; unless ``knows_tail``, the tail is
+    not separated from transfer. ``of_ranks`` are the ranks whose steps count; by default all of them.
     """
+    counted = [
+        (rank, wait_ns)
+        for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True)
+        if of_ranks is None or rank.rank in of_ranks
+    ]
     # ``samples``: for each part, one value per step of each rank.
     ranks = [
         _measure_step_parts(rank, wait_ns if knows_wait else np.full_like(wait_ns, UNKNOWN))
-        for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True)
+        for rank, wait_ns in counted
     ]
     samples = {part: np.concatenate([of_rank[part] for of_rank in ranks]) for part in SAMPLED} if ranks else {}
     if not ranks or not len(samples["step"]):
         return None
     if not knows_wait:
         del samples["wait"]
+    if not knows_tail:
+        samples["transfer"] = samples["transfer"] + samples.pop("tail")
     if any(rank.clocks_disagree for rank in run.ranks):  # then all of it counts as rest
         del samples["calls"]
     # Integers, so that the parts sum to the step: the rest is what the other parts leave of it.
     mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
     price = contention.contention_ns
-    exposed_ns = mean["transfer"] + mean["tail"] + mean.get("wait", 0)
+    exposed_ns = mean["transfer"] + mean.get("tail", 0) + mean.get("wait", 0)
     # Half of the interval of each part. Contention is subtracted from compute, so its interval adds to that of compute.
-    keys = [rank.step_keys[: len(rank.times)][rank.times.is_known] for rank in run.ranks]
+    keys = [rank.step_keys[: len(rank.times)][rank.times.is_known] for rank, _ in counted]
+    if not knows_tail:
+        ranks = [{**of_rank, "transfer": of_rank["transfer"] + of_rank["tail"]} for of_rank in ranks]
     halves = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw, keys) for part in samples}
     widths = {part: half for part, half in halves.items() if half is not None}
     if price is not None and widths:
@@ -254,12 +292,13 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
         compute_ns=mean["compute"] - (price or 0),
         contention_ns=price,
         transfer_ns=mean["transfer"],
-        tail_ns=mean["tail"],
+        tail_ns=mean.get("tail"),
         wait_ns=mean.get("wait"),
         calls_ns=mean.get("calls"),
         rest_ns=mean["step"] - mean["compute"] - exposed_ns - mean.get("calls", 0),
         contention=contention,
         knows_wait=knows_wait,
+        knows_tail=knows_tail,
         half_width_ns={part: round(width) for part, width in widths.items()},
     )
 
@@ -298,12 +337,16 @@ def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]
 def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
     """Return the mean steps of two runs with the same parts.
 
-    If waits, or contention, are not known in one of the runs, they are not separated in the other one either.
+    If waits, the tail, or contention, are not known in one of the runs, they are not separated in the other one either.
+    If a rank was recorded in one of the runs only, its steps do not count: ranks differ in what they compute.
     """
+    shared = _shared_ranks(before.run, after.run)
+    budgets = (before.budget, after.budget)
+    known = {name: all(getattr(one, name) for one in budgets) for name in ("knows_wait", "knows_tail")}
     first, second = (
         one.budget
-        if before.budget.knows_wait == after.budget.knows_wait
-        else _measure_budget(one.run, one.budget.contention, knows_wait=False) or one.budget
+        if shared is None and all(getattr(one.budget, name) == value for name, value in known.items())
+        else _measure_budget(one.run, one.budget.contention, **known, of_ranks=shared) or one.budget
         for one in (before, after)
     )
     if None not in (first.contention_ns, second.contention_ns):
@@ -313,6 +356,12 @@ def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget
         for one in (first, second)
     )
     return first, second
+
+
+def _shared_ranks(before: RunAnalysis, after: RunAnalysis) -> set[int | None] | None:
+    """Return the ranks that both runs have; ``None`` if both have the same ones, or it is not known which these are."""
+    first, second = ({rank.rank for rank in run.ranks if len(rank.times)} for run in (before, after))
+    return first & second or None if first != second and None not in first | second else None
 
 
 def subtract_budgets(before: Budget, after: Budget) -> Change:
@@ -392,13 +441,17 @@ def compare_before_after(
         return ()
     first, second = match_parts(*measured)
     difference = subtract_budgets(first, second)
+    # Whether the tail of one run, which is known, is in its transfer, because that of the other run is not known.
+    mixes_tails = measured[0].budget.knows_tail != measured[1].budget.knows_tail
     collectives = [measure_collectives(run).collectives for run, _ in (before, after)]
+    if (shared := _shared_ranks(before[0], after[0])) is not None:
+        collectives = [tuple(one for one in of_run if one.rank in shared) for of_run in collectives]
     if first.wait_ns is None:  # waits are not known in one run, so they belong to transfer and tail in both
         collectives = [tuple(replace(one, exposed_wait_ns=None) for one in of_run) for of_run in collectives]
     found = []
     for part in ("step", *PARTS):
         old, new = getattr(first, f"{part}_ns"), getattr(second, f"{part}_ns")
-        has_cause = part in _EXPOSED and difference.is_beyond_spread(part)
+        has_cause = part in _EXPOSED and not mixes_tails and difference.is_beyond_spread(part)
         cause = _find_cause(part, collectives[0], collectives[1], new - old) if has_cause else None
         found.append(PartChange(part, old, new, difference.half_width_ns.get(part), cause))
     return tuple(found)

@@ -171,6 +171,11 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
         for budget in waterfall.budgets
         if not budget.knows_wait
     ]
+    notes += [
+        f"{budget.label}: when backward ends is not known, so its tail is part of transfer"
+        for budget in waterfall.budgets
+        if not budget.knows_tail
+    ]
     reasons: dict[str, list[str]] = {}
     for budget in waterfall.budgets:
         reasons.setdefault(_contention_note(budget.contention), []).append(budget.label)

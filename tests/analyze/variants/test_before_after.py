@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.variants.waterfall import CollectiveChange, PartChange, compare_before_after
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.tables.compare import change_rows, change_texts, changed_text, collective_change_text
@@ -65,6 +66,54 @@ def test_another_bucket_of_the_same_number_is_no_cause() -> None:
     assert found["tail"].is_beyond_spread
     assert found["tail"].cause is None
     assert changes_between(early, late, sizes=(4, 4))["tail"].cause is not None
+
+
+def device_ranks(*computes: int, has_calls: bool = True, comm: str = "N") -> RunAnalysis:
+    """Ranks on devices that compute for so long in each of three steps, with a tail of 3 after it.
+
+    step     ##########
+    stream 7 .aaaa.....   4
+    stream 9 ..NNNNNN..   the last 3 of it are the tail, or more of it
+    """
+    traces = []
+    for rank, compute in enumerate(computes):
+        ranges = [(f"step {index}", "." * (10 * index) + "#" * 10) for index in range(3)]
+        ranges += [("backward", "####......" * 3), (f"process|rank={rank}|world={len(computes)}", "#" * 30)]
+        trace = draw_trace(
+            ranges=ranges,
+            launches={"main": "aN........bO........cP........"} if has_calls else {},
+            streams={
+                7: "".join(f".{a * compute}{'.' * (9 - compute)}" for a in "abc"),
+                9: "".join(f"..{n * 6}.." for n in ("NOP" if comm == "N" else "nop")),
+            },
+            ranks={PID: rank},
+            world_size=2,
+        )
+        traces.append(trace)
+    return analysis_of(*traces, label="flat")
+
+
+def parts_of(before: RunAnalysis, after: RunAnalysis) -> dict[str, int | None]:
+    return {change.part: change.change_ns for change in compare_before_after((before, ()), (after, ()))}
+
+
+def test_a_tail_that_is_not_known_did_not_become_transfer() -> None:
+    """Without calls nothing is known to be of backward: the tail was said to be shorter by all of itself."""
+    known, unknown = device_ranks(4), device_ranks(4, has_calls=False)
+    changes = parts_of(known, unknown)
+    assert (changes["tail"], changes["transfer"], changes["step"]) == (None, 0, 0)
+    assert parts_of(known, device_ranks(5))["tail"] == -1
+
+
+def test_ranks_that_one_run_lacks_change_nothing() -> None:
+    """Rank 1 computes longer. Where it was recorded before alone, compute was said to be shorter."""
+    changes = parts_of(device_ranks(4, 6), device_ranks(4))
+    assert {part: change for part, change in changes.items() if change} == {}
+
+
+def test_what_is_not_known_to_communicate_did_not_become_compute() -> None:
+    """As the kernels of an unknown library: the tail was said to be gone, and compute to be longer."""
+    assert parts_of(device_ranks(4, 4), device_ranks(4, 4, comm="n")) == {}
 
 
 def test_a_longer_collective_is_named() -> None:
