@@ -63,7 +63,9 @@ def slows(cost: Cost) -> bool:
     return cost.contention_ns is not None and (cost.contention_low_ns or 0) > 0
 
 
-def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | None) -> str:
+def gain_in_short(
+    summary: VariantSummary, cost: Cost | None, bounds: Bounds | None, *, follows_idle: bool = False
+) -> str:
     """Return a short form of :func:`gain_headline`, which also says what a faster network could gain.
 
     It is for the short summary, where other lines report the blocking time.
@@ -72,6 +74,7 @@ def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | N
         summary: The figures of the run.
         cost: What communication costs a step; ``None`` if not measured.
         bounds: What a step could gain at most; ``None`` if not measured.
+        follows_idle: Whether the answer is about idle time first: then only another line has the limit of what waits.
     """
     step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
     text = _gain_text(summary)
@@ -87,7 +90,7 @@ def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | N
         text = text.rstrip(".").replace("hiding all of it would gain", "hiding it gains")
         return f"{text}{faster.replace('network', 'network at most')}{why}."
     limit_ns = summary.blocking_at_most_ns
-    is_limited = summary.blocking_ns is None and limit_ns is not None and limit_ns < exposed_ns
+    is_limited = summary.blocking_ns is None and limit_ns is not None and limit_ns < exposed_ns and not follows_idle
     delays = f", and delays other work by at most {milliseconds(limit_ns or 0)}" if is_limited else ""
     exposed = _exposed_text(summary, step_ns, exposed_ns)
     return f"{exposed}{delays}: hiding it gains at most {_fine_percent(gain)}{faster}."

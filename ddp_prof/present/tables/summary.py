@@ -227,7 +227,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     return [
         ("missing", result.missing),
         ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
-        ("gain", gain_in_short(summary, *costs)),
+        ("gain", gain_in_short(summary, *costs, follows_idle=bool(run.idle))),
         *((why, change) if is_of_cause else (change, why)),
         ("step", _shares(summary)),
         ("comm", _communication(summary, in_short=True)),
