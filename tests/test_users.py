@@ -36,16 +36,18 @@ def unused(*folders: Path) -> dict[str, str]:
     vulture = pytest.importorskip("vulture")
     found = vulture.Vulture(ignore_decorators=CALLED_BY_NAME)
     found.scavenge([str(folder) for folder in folders])
-    sources = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
-    known = set().union(*map(names_in_strings, sources))
-    return {
-        item.name: f"{item.filename}:{item.first_lineno}"
+    items = [
+        item
         for item in found.get_unused_code(min_confidence=60)
         if Path(item.filename).is_relative_to(folders[0])
-        and item.name not in known
         and item.typ != "attribute"  # set for others to read, as of a connection
         and (item.typ != "variable" or item.name.isupper())  # fields are columns of what is shown
-    }
+    ]
+    # Only sources that hold such a name are looked into: that takes a third of the time of all.
+    names = re.compile("|".join({re.escape(item.name) for item in items}) or "$.")
+    sources = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
+    known = set().union(*(names_in_strings(source) for source in sources if names.search(source)))
+    return {item.name: f"{item.filename}:{item.first_lineno}" for item in items if item.name not in known}
 
 
 def test_what_nobody_uses_is_found(tmp_path: Path) -> None:
