@@ -25,12 +25,14 @@ ANOTHER_WAY = re.compile(
 # Whether a program took less time than so many seconds says something of the machine. Limits of our own programs, which
 # they are tested for, go by other names.
 LIMITED = {"run", "communicate", "wait", "join", "poll", "check_output", "check_call", "call"}
+NAMED = re.compile(r"timeout|monotonic|deadline|\b(wait|poll)\b")
+"""One of these stands where there is a limit; other sources need not be parsed."""
 
 
 def deadlines_in(source: str) -> list[int]:
     """Lines with a call that gives up after a time, or with a clock that a loop looks at."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if NAMED.search(source) else ():
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
             has_limit = any(keyword.arg == "timeout" for keyword in node.keywords)
