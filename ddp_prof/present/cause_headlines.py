@@ -242,7 +242,7 @@ def _advice(cause: RootCause) -> str:
         return f" {_tail_advice(cause)}"
     if cause.when == UNKNOWN_WHEN:
         if not cause.has_launch:
-            return " Launches are not in the trace, so the phase is not known."
+            return " What launched it is not known, so the phase is not known, either."
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         return " No compute ran meanwhile."

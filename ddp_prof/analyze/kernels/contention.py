@@ -113,7 +113,9 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     both = list(map(_compute_in_steps, (*ranks, *reference)))
     of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
     if not of_ranks:
-        return Contention(reason="no GPU kernels in steps: contention cannot be measured")
+        has_kernels = any(len(runs.kernel) for runs in ranks)
+        which = "no GPU kernel is known to be of a step" if has_kernels else "no GPU kernels in steps"
+        return Contention(reason=f"{which}: contention cannot be measured")
     keys, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
     duration, beside, step = (
         concatenate_columns([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")

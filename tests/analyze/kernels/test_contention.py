@@ -127,6 +127,12 @@ def test_a_kernel_that_is_beside_communication_for_a_while_is_not_said_to_be_wit
     assert reason == "no kernel ran beside communication for more than half of its time"
 
 
+def test_where_no_launch_was_recorded_steps_are_not_said_to_have_no_kernels() -> None:
+    (rank,) = find_rank_events(draw_trace(ranges={"step 0": "#" * 9}, streams={7: "..aaaa", 9: ".....NN"}))
+    reason = measure_contention([find_kernel_runs(rank)]).reason or ""
+    assert reason.startswith("no GPU kernel is known to be of a step")
+
+
 def test_without_kernels_nothing_is_said() -> None:
     assert "no GPU kernels" in (measure_contention([]).reason or "")
 
