@@ -335,6 +335,8 @@ def _are_cut_off(step_launches: Ints, step_collectives: Ints) -> Mask:
 def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
     """Return which steps have work whose call was lost, and fewer launches than any step that has no such work.
 
+    If all of that work was recorded, and none of it communicates, the step is known but for what launched that work.
+
     A process numbers its calls in order, so work without a call was launched between the calls before and after its
     number. Work whose calls are never recorded, as those of another driver, is in all steps alike.
     """
@@ -345,12 +347,17 @@ def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -
     mine = np.flatnonzero((trace.calls.process == process) & (trace.calls.correlation != UNKNOWN))
     mine = mine[np.argsort(trace.calls.correlation[mine], kind="stable")]
     after = np.searchsorted(trace.calls.correlation[mine], activities.correlation[asked])
-    after = after[(after > 0) & (after < len(mine))]
+    is_between = (after > 0) & (after < len(mine))
+    after, is_communication = after[is_between], (activities.category[asked] == Category.COMMUNICATION)[is_between]
     step, next_step = (steps.index_at(trace.calls.start_ns[mine[rows]]) for rows in (after - 1, after))
-    found[step[(step == next_step) & (step != UNKNOWN)]] = True
+    is_within = (step == next_step) & (step != UNKNOWN)
+    found[step[is_within]] = True
     others = step_launches[~found & (step_launches > 0)]
     fewest = others.min() if len(others) else 0
-    return found & (step_launches < fewest)
+    communicates = np.zeros(len(steps), np.bool_)
+    communicates[step[is_within & is_communication]] = True
+    lacks_work = step_launches + _count(step[is_within], len(steps)) < fewest
+    return found & (step_launches < fewest) & (communicates | lacks_work)
 
 
 def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
