@@ -158,7 +158,7 @@ def test_a_collective_on_the_host_ends_its_range_itself(
     done.set_result(None)
     monkeypatch.setattr(collective.dist, "all_reduce", lambda *_, **__: SimpleNamespace(get_future=lambda: done))
     monkeypatch.setattr(collective.dist, "get_backend", lambda group: backend)
-    monkeypatch.setattr(collective, "name_group", lambda group: {})
+    monkeypatch.setattr(collective, "name_group", lambda group: {"group": "0"})
     tensor: Any = SimpleNamespace(nbytes=4, is_cuda=is_cuda)
     recorder = Recorder()
     with annotate.only_sink(recorder):
@@ -185,7 +185,7 @@ def test_nccl_averages_within_the_collective(
     is_cuda: bool, backend: str, op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collective.dist, "get_backend", lambda group: backend)
-    monkeypatch.setattr(collective, "name_group", lambda group: {})
+    monkeypatch.setattr(collective, "name_group", lambda group: {"group": "0"})
     tensor: Any = SimpleNamespace(is_cuda=is_cuda)
     assert hooks.average_op(tensor, None) == getattr(hooks.dist.ReduceOp, op)
 
