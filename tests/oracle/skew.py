@@ -48,6 +48,14 @@ def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[Ra
     late = [_late_at(row, residual) for row in lags]
     has_steps = any(rank.has_steps for rank in ranks) and any(_key_of(row, ranks) is not None for row in rows)
     units = _steps(rows, ranks) if has_steps else [(0, [place]) for place in range(len(rows))]
+    if has_steps:  # where a rank was not recorded, it may have been last
+        there = [{i for place in places for i, part in enumerate(rows[place]) if part} for _, places in units]
+        whole = [one == set().union(*there) for one in there]
+        if 2 * whole.count(False) <= len(units):
+            for (_, places), is_whole in zip(units, whole, strict=True):
+                for place in places:
+                    late[place] = late[place] if is_whole else None
+            units = [unit for unit, is_whole in zip(units, whole, strict=True) if is_whole]
     largest = [
         [max((lag for place in places if (lag := lags[place][i]) is not None), default=None) for i in range(len(ranks))]
         for _, places in units
