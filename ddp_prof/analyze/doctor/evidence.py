@@ -39,6 +39,7 @@ from ddp_prof.table import (
     concatenate,
     distinct,
     empty,
+    is_in,
     select,
     take_or_unknown,
 )
@@ -513,7 +514,10 @@ def _launches_ns(rank: RankEvents, chosen: Mask) -> Ints:
 
 
 def _count_serialized(rank: RankEvents) -> tuple[int, int]:
-    """Return ``serialized`` and ``could_begin`` of :class:`RankFacts`, two numbers of collectives."""
+    """Return ``serialized`` and ``could_begin`` of :class:`RankFacts`, two numbers of collectives.
+
+    A collective that began late does not count if its wait may be for an event record that was lost.
+    """
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0
     work = find_work(rank)
@@ -522,7 +526,10 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     rows = np.flatnonzero(work.is_collective & (bound_ns != NO_TIME))
     # Collectives that began later than they could, and the operations that ended shortly before each of them began:
     # positions ``first`` to ``last`` in ``by_end``.
-    late = rows[work.start_ns[rows] - bound_ns[rows] > NEXT_NS]
+    is_late = work.start_ns[rows] - bound_ns[rows] > NEXT_NS
+    is_told = ~(is_late & is_in(work.activity[rows], _after_doubtful_waits(rank)))
+    rows, is_late = rows[is_told], is_late[is_told]
+    late = rows[is_late]
     by_end = np.argsort(work.end_ns, kind="stable")
     first = np.searchsorted(work.end_ns[by_end], work.start_ns[late] - NEXT_NS)
     last = np.searchsorted(work.end_ns[by_end], work.start_ns[late], side="right")
@@ -535,3 +542,21 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
         ended = by_end[low:high]
         found += bool(np.any((stream[ended] != stream[row]) & (work.start_ns[ended] < bound_ns[row])))
     return found, len(rows)
+
+
+def _after_doubtful_waits(rank: RankEvents) -> Ints:
+    """Return the activities directly after a wait that may be for another record than the one found.
+
+    That is so if a record of which the profiler kept the call alone lies between the two::
+
+        calls     record 1   wait for 1   record ?   wait for 1   launch
+        recorded  record 1                (lost)                   is returned
+    """
+    calls, dependencies = rank.trace.synchronizations, rank.dependencies()
+    place, own = dependencies.call_place, calls.process == rank.process
+    lost = np.sort(place[own & (calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN)])
+    waits = np.flatnonzero(own & dependencies.is_resolved)
+    before, since = np.searchsorted(lost, place[waits]), np.searchsorted(lost, place[calls.awaits[waits]])
+    next_work = dependencies.next_work[waits[before > since]]
+    found: Ints = next_work[next_work != UNKNOWN]
+    return found

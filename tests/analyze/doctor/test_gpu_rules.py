@@ -16,8 +16,8 @@ from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
-from ddp_prof.analyze.critical.what_if import WhatIf
-from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
+from ddp_prof.analyze.critical.what_if import Gain, WhatIf
+from ddp_prof.analyze.doctor import Diagnosis, diagnose_run, gains
 from ddp_prof.analyze.doctor.communication import _reduction_couples_all, bucket_copies
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.gains import NO_QUEUE
@@ -728,6 +728,33 @@ def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended(delay
     assert bool(found) == is_named
     # Kernels that were launched after them had begun: a common queue does not let these pass.
     assert [one.gain_reason for one in found] == [NO_QUEUE] * is_named
+
+
+def test_lost_event_records_do_not_make_a_single_queue() -> None:
+    """Of all steps but the first two, the calls alone are known: waits seem to be for the record of an earlier step."""
+    trace = training().trace()
+    calls = trace.synchronizations
+    is_record = calls.kind == SyncKind.RECORD
+    records, waits = np.flatnonzero(is_record), np.flatnonzero(calls.awaits != UNKNOWN)
+    of_step = len(records) // STEPS
+    kept = 2 * of_step
+    number = np.searchsorted(records, calls.awaits[waits])  # of the record that each wait is for
+    awaits, stream = calls.awaits.copy(), calls.stream.copy()
+    awaits[waits] = records[np.where(number < kept, number, of_step + number % of_step)]
+    stream[records[kept:]] = UNKNOWN
+    damaged = replace(trace, synchronizations=replace(calls, awaits=awaits, stream=stream))
+    assert "single hardware queue" not in named(trace) + named(damaged)
+    facts = evidence_of(damaged).facts[0]
+    assert (facts.serialized, facts.could_begin) == (0, 8), "four collectives in each of two steps"
+
+
+@pytest.mark.parametrize(("high_ns", "is_named"), [(-36_000, False), (12_000, True)])
+def test_what_would_make_steps_longer_is_not_advised(
+    high_ns: int, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = "single hardware queue"
+    monkeypatch.setattr(gains, "SIMULATED", {rule: lambda _run: Gain(-50_000, -80_000, high_ns)})
+    assert (rule in named(queued(0))) == is_named
 
 
 def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
