@@ -284,7 +284,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     if run.has_steps and len(by_step):
         of_steps = np.split(by_step, np.flatnonzero(begins_run(step[by_step]))[1:])
         of_steps, notes = _leave_out_steps_that_lack_ranks(of_steps, takes_part)
-        by_step = np.sort(np.concatenate(of_steps))
+        by_step = np.concatenate(of_steps)
         last[~np.isin(np.arange(len(last)), by_step) & (step != UNKNOWN)] = UNKNOWN
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
         late = _last_to_arrive(compared, least)
