@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -39,10 +38,13 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def send_at_once(*numbers: signal.Signals) -> None:
-    """Let Python note all of them before it calls the handler of the first, as on a busy machine."""
+    """Let Python note all of them before it calls the handler of the first, as on a busy machine.
+
+    They are sent to this thread: another one of the process might take a signal so late that the test is over.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
@@ -60,7 +62,7 @@ def test_signals_that_come_together_stop_the_program_once_and_print_nothing(unra
         try:
             send_at_once(*STOPPING)
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             cleaned.append("all of it")
 
     assert stopped_by(block) in STOPPING
@@ -72,9 +74,9 @@ def test_signals_that_come_together_stop_the_program_once_and_print_nothing(unra
 def test_the_first_signal_is_told() -> None:
     def block() -> None:
         try:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
         finally:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     assert stopped_by(block) == signal.SIGHUP
 

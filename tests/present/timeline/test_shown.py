@@ -143,8 +143,9 @@ class TestMoving:
 
     def test_a_step_of_two_runs_starts_at_the_same_place(self, node: Node, tmp_path: Path) -> None:
         late = draw_trace(
-            ranges={"step|index=0": "#" * 30, "step|index=1": "." * 30 + "#" * 20, "forward": "." * 32 + "#" * 10,
-                    "backward": "." * 43 + "#" * 4, "all_reduce|bucket=0": "." * 35 + "##"},
+            ranges={"step|index=0": "#" * 30, "step|index=1": "." * 30 + "#" * 20,
+                    "forward": "####" + "." * 28 + "#" * 10, "backward": "." * 43 + "#" * 4,
+                    "all_reduce|bucket=0": "." * 35 + "##"},
             ranks={4242: 0},
         )  # fmt: skip
         node.open(build_timeline([source_of("overlap", cpu_run(2)), source_of("late", late)]), tmp_path)
