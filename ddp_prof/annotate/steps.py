@@ -168,7 +168,7 @@ class CountedSteps:
 @cache
 def _follow_scalers() -> None:
     """Replace ``GradScaler.step`` by one that also calls :data:`at_skipped_step`; do this once per process."""
-    scaler: Any = torch.amp.GradScaler
+    scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter before torch 2.3
     original = scaler.step
 
     @wraps(original)

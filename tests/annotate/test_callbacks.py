@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ddp_prof import annotate
+from ddp_prof.annotate import steps
 from ddp_prof.annotate.ranges import NestedRange
 from ddp_prof.annotate.steps import CountedSteps
 
@@ -115,8 +116,8 @@ def test_a_step_that_a_scaler_leaves_out_counts(is_fused: bool) -> None:
     parameter = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1, fused=is_fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    steps: list[int] = []
-    counted = CountedSteps(steps.append, marks=False)
+    begun: list[int] = []
+    counted = CountedSteps(begun.append, marks=False)
     counted.begin()
     for factor in (1, torch.inf, 1):
         optimizer.zero_grad()
@@ -124,10 +125,19 @@ def test_a_step_that_a_scaler_leaves_out_counts(is_fused: bool) -> None:
         scaler.step(optimizer)
         scaler.update()
     counted.stop()
-    assert steps == [0, 1, 2, 3]
+    assert begun == [0, 1, 2, 3]
     scaler.step(optimizer)
-    assert steps == [0, 1, 2, 3]
+    assert begun == [0, 1, 2, 3]
     assert parameter.item() == pytest.approx(0.8 - 0.1)
+
+
+def test_the_scaler_of_an_older_torch_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.3 it stands elsewhere; a job that is captured may have any release."""
+    monkeypatch.delattr(torch.amp, "GradScaler")
+    original = torch.cuda.amp.GradScaler.step
+    monkeypatch.setattr(torch.cuda.amp.GradScaler, "step", original)
+    steps._follow_scalers.__wrapped__()
+    assert vars(torch.cuda.amp.GradScaler)["step"].__wrapped__ is original
 
 
 @pytest.mark.trainers
