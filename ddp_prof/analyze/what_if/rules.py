@@ -49,7 +49,7 @@ class TorchRule:
 
     @property
     def is_recent_torch(self) -> bool | None:
-        """Whether torch is 2.5 or later, where these buckets tell it; ``None`` if they do not.
+        """Whether torch is so recent that a cap that is given holds for the first bucket; ``None`` if not known.
 
         There a first bucket has a cap of its own only if ``bucket_cap_mb`` is not given, beside the default cap.
         """

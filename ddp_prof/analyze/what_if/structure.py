@@ -39,6 +39,8 @@ _INTO_BUCKET = re.compile(r"[AB]UnaryFunctor<(\w+(?:::\w+)?).*(?:Mul|Div)Functor
 _NUMBER_BYTES = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
 _OLDER_TORCH, _RECENT_TORCH = "at::detail::Array<", "std::array<char*"
 """In the names of torch's kernels before 2.6, whose threads compute four numbers each; since then: four or eight."""
+_OLD_NCCL = "ncclKernel_"
+"""Begins the names of NCCL's kernels up to 2.18, which came with torch before 2.2."""
 _GRID = re.compile(r"grid (\d+)x1x1 block (\d+)x1x1")
 """The shape of a kernel with a one-dimensional grid; groups 1 and 2 are its number of blocks and threads per block."""
 _PER_THREAD = 4
@@ -131,7 +133,8 @@ class RankStructure(Brief):
         into, out: Copies into buckets, and out of them; ``None`` where they cannot be told from other kernels.
         at_once: How many of these collectives ran at the same time at most, in the usual step.
         are_half: Whether the names of their kernels say that they reduce numbers of two bytes.
-        is_recent_torch: Whether torch is 2.6 or later, by the names of its kernels; ``None`` if these do not tell.
+        is_recent_torch: Whether torch is so recent that a bucket size that is given holds for the first bucket, too, by
+            the names of kernels; ``None`` if these do not tell.
         is_of_job: Whether ``reason`` holds for the whole job and not for this rank alone.
     """
 
@@ -364,10 +367,13 @@ def _are_half(rank: RankEvents) -> bool:
 
 
 def _is_recent_torch(names: Sequence[str]) -> bool | None:
-    """Return whether torch is 2.6 or later, by the names of its kernels; ``None`` if they do not tell."""
-    if any(_OLDER_TORCH in name for name in names):
-        return False
-    return True if any(_RECENT_TORCH in name for name in names) else None
+    """Return :attr:`RankStructure.is_recent_torch`: true for torch 2.6 and later, false before 2.2.
+
+    The change (https://github.com/pytorch/pytorch/pull/121640, of 2024) came in between, where names do not tell it.
+    """
+    if any(_RECENT_TORCH in name for name in names):
+        return True
+    return False if any(name.startswith(_OLD_NCCL) for name in names) else None
 
 
 def _kernels_of(rank: RankEvents) -> dict[int, int]:

@@ -19,6 +19,7 @@ from ddp_prof.analyze.what_if.structure import (
     NO_CALLS,
     RankStructure,
     _ends_with_vote,
+    _is_recent_torch,
     find_structure,
 )
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
@@ -206,3 +207,18 @@ def test_the_vote_on_unused_parameters_is_no_bucket(
         events=SimpleNamespace(launch_ns=np.array([1, computes_ns])), is_backward=np.ones(2, np.bool_)
     )
     assert _ends_with_vote(rank, columns) == is_vote  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("nccl", "elementwise", "is_recent"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "vectorized<at::detail::Array<char*, 3>>", False),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "vectorized<at::detail::Array<char*, 3>>", None),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "vectorized<std::array<char*, 3ul>>", True),
+        ("ncclKernel_Generic(x)", "vectorized<std::array<char*, 3ul>>", True),  # built with an NCCL of one's own
+    ],
+)
+def test_names_of_kernels_tell_old_and_recent_torch_and_not_that_between(
+    nccl: str, elementwise: str, is_recent: bool | None
+) -> None:
+    assert _is_recent_torch([elementwise, nccl, "step 0"]) is is_recent
