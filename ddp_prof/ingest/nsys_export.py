@@ -187,24 +187,8 @@ def _build(
         call_details = CallDetails(_ends(calls["start"], calls["end"]), name_id)
     waits = synchronizations.result()
     facts = _read_facts(file, activities, strings)
-    # Rows without a start are left out of the trace.
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
-    has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
-    # CUPTI gives 0 as start and end of an activity whose times it could not collect. Ranges and calls may lose theirs.
-    has_start["activities"] &= (columns["start"] != 0) | (columns["end"] != 0)
-    has_start["ranges"] &= (spans.start_ns != 0) | (spans.end_ns != 0)
-    has_start["calls"] &= (calls["start"] != 0) | (calls["end"] > 0)
-    # Rows that are in the file twice are left out, too.
-    again = {
-        "activities": are_repeated(*(columns[name] for name in (*ACTIVITY_COLUMNS[:-1], "name", "kind")))
-        & (columns["end"] > columns["start"]),
-        "ranges": are_repeated(spans.start_ns, spans.end_ns, spans.process, spans.lane, spans.name_id)
-        & (spans.end_ns > spans.start_ns),
-        "calls": np.zeros(len(tid), np.bool_),  # left out already
-    }
-    counts = {table: rows & ~again[table] for table, rows in has_start.items()}
-    repeated = sum(int((rows & again[table]).sum()) for table, rows in has_start.items()) + calls_again
-    collectives_again = int((activities.category[again["activities"]] == Category.COMMUNICATION).sum())
+    has_start, counts, repeated, repeated_collectives = _find_rows(columns, activities, spans, calls, starts)
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[rows_of(has_start[table])] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
@@ -223,7 +207,7 @@ def _build(
             *enrich.warn_missing_starts(file.path, has_start),
             *enrich.warn_missing_ends(int(has_no_end.sum())),
             *([_NO_MPI] if facts["ranks"] else []),
-            *enrich.warn_repeated(repeated, collectives_again),
+            *enrich.warn_repeated(repeated + calls_again, repeated_collectives),
             *enrich.report_losses("nsys", _diagnoses(file)),
         ),
         manifest=manifest,
@@ -240,6 +224,44 @@ def _build(
         launches=[column[kernels] for column in launches.values()],
     )
     return trace, beside
+
+
+def _find_rows(
+    columns: Mapping[str, Ints],
+    activities: Activities,
+    spans: Spans,
+    calls: Mapping[str, Ints],
+    starts: Mapping[str, Ints],
+) -> tuple[dict[str, Mask], dict[str, Mask], int, int]:
+    """Find the rows that count: those that have a start, and are not in the file already.
+
+    Args:
+        columns: Columns of all activities.
+        activities: The activities.
+        spans: The ranges.
+        calls: Columns of all calls, of which none is in the file twice.
+        starts: The starts by table: ``activities``, ``ranges`` and ``calls``.
+
+    Returns:
+        By table, which rows have a start, and which count; how many others are in the file already, and how many of
+        these are of collectives.
+    """
+    has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
+    # CUPTI gives 0 as start and end of an activity whose times it could not collect. Ranges and calls may lose theirs.
+    has_start["activities"] &= (columns["start"] != 0) | (columns["end"] != 0)
+    has_start["ranges"] &= (spans.start_ns != 0) | (spans.end_ns != 0)
+    has_start["calls"] &= (calls["start"] != 0) | (calls["end"] > 0)
+    again = {
+        "activities": are_repeated(*(columns[name] for name in (*ACTIVITY_COLUMNS[:-1], "name", "kind")))
+        & (columns["end"] > columns["start"]),
+        "ranges": are_repeated(spans.start_ns, spans.end_ns, spans.process, spans.lane, spans.name_id)
+        & (spans.end_ns > spans.start_ns),
+        "calls": np.zeros(len(calls["start"]), np.bool_),
+    }
+    counts = {table: rows & ~again[table] for table, rows in has_start.items()}
+    repeated = sum(int((rows & again[table]).sum()) for table, rows in has_start.items())
+    collectives_again = int((activities.category[again["activities"]] == Category.COMMUNICATION).sum())
+    return has_start, counts, repeated, collectives_again
 
 
 def _recorder(path: Path, manifest: Manifest | None) -> str | None:
