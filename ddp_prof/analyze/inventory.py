@@ -13,7 +13,8 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
-from ddp_prof.analyze.quality import NO_BACKWARD, diagnose
+from ddp_prof.analyze.quality import diagnose
+from ddp_prof.analyze.why_unknown import NO_BACKWARD
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, ResultColumn, column
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges

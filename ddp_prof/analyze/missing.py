@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.quality import (
+from ddp_prof.analyze.why_unknown import (
     LOST,
     NOTHING,
     UNTIMED_CALLS,

@@ -28,20 +28,13 @@ from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (
-    NO_COMMUNICATION,
-    NOT_TIMED,
-    NOTHING,
     Attribution,
     Diagnostics,
     gather_diagnostics,
-    has_no_usable_events,
-    hides_graphs,
-    hides_work,
     measure_attribution,
     merge_attributions,
     merge_file_warnings,
     warn_world_sizes,
-    why_unknown,
 )
 from ddp_prof.analyze.result_bases import (
     DataFrame,
@@ -53,6 +46,15 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
+from ddp_prof.analyze.why_unknown import (
+    NO_COMMUNICATION,
+    NOT_TIMED,
+    NOTHING,
+    has_no_usable_events,
+    hides_graphs,
+    hides_work,
+    why_unknown,
+)
 from ddp_prof.columns import (
     ALWAYS,
     USUALLY,

@@ -21,8 +21,8 @@ from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses, 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import StepTimes, sum_by_group
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
-from ddp_prof.analyze.quality import why_unknown
 from ddp_prof.analyze.result_bases import make_rows, measure_columns
+from ddp_prof.analyze.why_unknown import why_unknown
 from ddp_prof.columns import (
     ALWAYS,
     USUALLY,

@@ -17,7 +17,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     UNKNOWN_WHY,
 )
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
-from ddp_prof.analyze.quality import NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.present.headlines import WORTH_ADVICE, Headline
 from ddp_prof.present.text import collective_name, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.overlap import RankOverlap
-from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.present.text import count_noun, milliseconds, percent
 from ddp_prof.variants import BASELINE
 

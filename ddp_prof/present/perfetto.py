@@ -25,7 +25,7 @@ from ddp_prof import __version__
 from ddp_prof.analyze.core.attribution import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER
-from ddp_prof.analyze.quality import INCOMPLETE_COMMUNICATES, NOTHING_LEFT, WARMUP_COMMUNICATES
+from ddp_prof.analyze.why_unknown import INCOMPLETE_COMMUNICATES, NOTHING_LEFT, WARMUP_COMMUNICATES
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present.timeline.model import Source, captured_times, drift_text, line_up
 from ddp_prof.range_names import PHASES

@@ -8,16 +8,8 @@ import pytest
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.quality import (
-    EMPTY,
-    GRAPHS,
-    NO_COMMUNICATION,
-    NO_DURATIONS,
-    changes_reading,
-    diagnose,
-    merge_file_warnings,
-    reason_of_run,
-)
+from ddp_prof.analyze.quality import changes_reading, diagnose, merge_file_warnings
+from ddp_prof.analyze.why_unknown import EMPTY, GRAPHS, NO_COMMUNICATION, NO_DURATIONS, reason_of_run
 from ddp_prof.table import select
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Trace, concatenate, empty
 from tests.drawing import column, draw_trace

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
-from ddp_prof.analyze.quality import NO_COMMUNICATION, UNNAMED_BACKWARD
 from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, UNNAMED_BACKWARD
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.headlines import gain_headline
 from ddp_prof.trace import Trace

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.quality import GRAPHS, NO_COMMUNICATION, NOTHING, ONLY_MPI, merge_reasons
 from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.analyze.why_unknown import GRAPHS, NO_COMMUNICATION, NOTHING, ONLY_MPI, merge_reasons
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write

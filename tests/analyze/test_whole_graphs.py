@@ -9,9 +9,9 @@ import pytest
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.device_use import measure_rank_use
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
-from ddp_prof.analyze.quality import GRAPHS
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
+from ddp_prof.analyze.why_unknown import GRAPHS
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.perfetto import write_perfetto
 from ddp_prof.trace import Trace

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.core.rank_events import ONLY_WARMUP
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.quality import NO_DURATIONS, ONLY_WARMUP, WARMUP_COMMUNICATES
+from ddp_prof.analyze.why_unknown import NO_DURATIONS, WARMUP_COMMUNICATES
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.timeline.build import build_timeline
 from tests.command_line import csv_rows, run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.analyze.quality import NOTHING
+from ddp_prof.analyze.why_unknown import NOTHING
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth

@@ -14,7 +14,6 @@ from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S, Co
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
-from ddp_prof.analyze.quality import reason_of_run
 from ddp_prof.analyze.result_bases import (
     DataFrame,
     FrameResult,
@@ -22,6 +21,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.typical import typical_step_of
+from ddp_prof.analyze.why_unknown import reason_of_run
 from ddp_prof.columns import frame_names, frame_row
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
 

@@ -29,7 +29,6 @@ from ddp_prof.analyze.collectives.lateness import measure_lateness
 from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
-from ddp_prof.analyze.quality import why_no_steps
 from ddp_prof.analyze.result_bases import (
     DataFrame,
     FrameResult,
@@ -37,6 +36,7 @@ from ddp_prof.analyze.result_bases import (
     make_frame,
     measure_fields,
 )
+from ddp_prof.analyze.why_unknown import why_no_steps
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column, derived
 from ddp_prof.table import begins_run
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown

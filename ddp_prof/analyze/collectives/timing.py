@@ -39,8 +39,8 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.quality import why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import RankResult
+from ddp_prof.analyze.why_unknown import why_unknown, why_unknown_work
 from ddp_prof.communication import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -41,8 +41,8 @@ from ddp_prof.analyze.critical.replay import (
     join_replays,
     measure_gains,
 )
-from ddp_prof.analyze.quality import NOT_TIMED, hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
+from ddp_prof.analyze.why_unknown import NOT_TIMED, hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_ROOM, ResultColumn, column, frame_names, frame_row
 from ddp_prof.table import (
     NO_TIME,

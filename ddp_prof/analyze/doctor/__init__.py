@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ddp_prof.analyze.doctor import communication, hosts
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 from ddp_prof.analyze.doctor.gains import with_expected_gain
-from ddp_prof.analyze.quality import NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 
 ABOUT_COMMUNICATION = "all rules about communication"
 """Stands for all rules about communication where it is not known what communicated, or how much of it was overlapped.

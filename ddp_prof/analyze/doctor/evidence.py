@@ -26,8 +26,8 @@ from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.kernels.contention_limit import SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import NOT_TIMED, why_no_steps, why_unknown
 from ddp_prof.analyze.root_cause import RootCause
+from ddp_prof.analyze.why_unknown import NOT_TIMED, why_no_steps, why_unknown
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
     NO_TIME,

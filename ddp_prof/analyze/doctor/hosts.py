@@ -9,8 +9,8 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
-from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.communication import OPERATIONS
 from ddp_prof.table import NO_TIME, count_before, distinct_rows
 

@@ -30,7 +30,8 @@ from ddp_prof.analyze.core.blocking import NO_COPIES
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
-from ddp_prof.analyze.quality import (
+from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
+from ddp_prof.analyze.why_unknown import (
     GRAPHS,
     NO_DURATIONS,
     NOT_TIMED,
@@ -40,7 +41,6 @@ from ddp_prof.analyze.quality import (
     why_unknown,
     why_unknown_work,
 )
-from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, concatenate
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.analyze.overlap import TraceOverlap, keys_of
-from ddp_prof.analyze.quality import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.analyze.statistics import RatioOfRepeats, half_width_of_steps, ratio_of_repeats
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap, hide
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
 from ddp_prof.analyze.variants.regression_gate import find_differences
+from ddp_prof.analyze.why_unknown import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Hidden, column, derived
 from ddp_prof.manifest import Manifest
 from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS

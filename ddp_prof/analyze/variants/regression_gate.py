@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ddp_prof.analyze.overlap import LEAST_IN_STEPS, RankOverlap, TraceOverlap, keys_of
-from ddp_prof.analyze.quality import NO_COMMUNICATION, why_no_steps
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
 from ddp_prof.analyze.step_cost import StepCost
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, why_no_steps
 from ddp_prof.manifest import Manifest
 
 DEFAULT_REGRESSION = 0.05

@@ -45,9 +45,9 @@ from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, measure_contention
 from ddp_prof.analyze.kernels.kernel_times import KernelRuns
-from ddp_prof.analyze.quality import INCOMPLETE_COMMUNICATES, LOST_MAY_COMMUNICATE, NO_COMMUNICATION, NOT_TIMED
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
+from ddp_prof.analyze.why_unknown import INCOMPLETE_COMMUNICATES, LOST_MAY_COMMUNICATE, NO_COMMUNICATION, NOT_TIMED
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_ROOM, column, derived, result_columns
 from ddp_prof.manifest import Caveat
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, select

@@ -28,7 +28,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.quality import why_unknown
+from ddp_prof.analyze.why_unknown import why_unknown
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import parse_ranges
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, distinct, select

@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 from ddp_prof.analyze.cost import RankCost, RunCost
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
-from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.columns import Row, document_of, table_columns, table_rows
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import outliers_text

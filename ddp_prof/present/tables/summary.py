@@ -11,9 +11,10 @@ from string import digits
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import NOTHING_LEFT, changes_reading
+from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.analyze.why_unknown import NOTHING_LEFT
 from ddp_prof.columns import Row
 from ddp_prof.errors import shell_quote
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short

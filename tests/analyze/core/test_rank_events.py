@@ -13,7 +13,7 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.trace_ranks import UNMARKED, find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
-from ddp_prof.analyze.quality import NO_BACKWARD, UNMARKED_WAITS
+from ddp_prof.analyze.why_unknown import NO_BACKWARD, UNMARKED_WAITS
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, Category, CollectiveCalls, Operators, Trace

@@ -11,7 +11,7 @@ from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
-from ddp_prof.analyze.quality import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
 from ddp_prof.table import UNKNOWN
 from ddp_prof.trace import Trace
 from tests.drawing import column, draw_trace

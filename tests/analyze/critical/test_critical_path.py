@@ -20,7 +20,7 @@ from ddp_prof.analyze.critical.critical_path import (
     in_order_of_ranks,
     measure_critical_paths,
 )
-from ddp_prof.analyze.quality import NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.doctor import Diagnosis
-from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING, UNNAMED_BACKWARD
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, NOTHING, UNNAMED_BACKWARD
 from ddp_prof.runs import load_runs
 from tests.drawing import runs as drawn_runs
 from tests.ingest.test_kineto_json import event, write

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 
+from ddp_prof.analyze.core.rank_events import ONLY_WARMUP
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.device_use import IdleTime, RankUse, measure_rank_use
 from ddp_prof.analyze.overlap import measure_rank
-from ddp_prof.analyze.quality import NO_NCCL_KERNEL, ONLY_WARMUP
+from ddp_prof.analyze.why_unknown import NO_NCCL_KERNEL
 from ddp_prof.trace import Category, Overhead, Trace
 from tests import oracle
 from tests.analyze.damaged_runs import DamagedRun, damaged_runs

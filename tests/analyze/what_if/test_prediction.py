@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ddp_prof import load_runs
-from ddp_prof.analyze.quality import GRAPHS
 from ddp_prof.analyze.step_cost import ON_CPU, Slowed
 from ddp_prof.analyze.what_if import questions as ask
 from ddp_prof.analyze.what_if.blocks import half_of_blocks
@@ -32,6 +31,7 @@ from ddp_prof.analyze.what_if.questions import Question
 from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached
 from ddp_prof.analyze.what_if.sizes import find_gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
+from ddp_prof.analyze.why_unknown import GRAPHS
 from ddp_prof.runs.run import MOST_FILES_OF_KERNELS
 from tests.analyze.what_if.ticking import TICK_NS, Job
 

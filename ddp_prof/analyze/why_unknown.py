@@ -1,0 +1,211 @@
+"""Why figures are not known: of the overlap, work and steps of a rank, and of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import GLOO
+from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
+from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.communication import BARRIER, operation_of
+from ddp_prof.table import is_in
+from ddp_prof.trace import UNKNOWN, Category, Trace, distinct
+
+NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+
+GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate is not in this trace"
+
+UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
+
+NO_BACKWARD = "no backward pass was recorded (torch.profiler leaves out one that runs in a thread of its own)"
+
+UNNAMED_BACKWARD = "no range names a backward pass, so what one computed is not known (see --backward-range)"
+
+NO_COMMUNICATION = "nothing in this trace is known to communicate"
+
+EMPTY = "this capture is empty"
+
+NO_NCCL_KERNEL = "no NCCL kernel was recorded, although ranges name collectives"
+
+UNTIMED_CALLS = "collectives were called in this trace, and nothing tells when they ran"
+
+ONLY_MPI = "only calls of MPI communicate in this trace, and what they move is not measured"
+
+NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
+
+NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS))
+"""Reasons that mean that the trace does not tell what a step communicates, nor what fills it besides compute."""
+
+WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
+
+ONLY_MESSAGES = f"only sends and receives of gloo communicate in this trace, and {WAITED_FOR}"
+
+NOTHING_LEFT = (ONLY_WARMUP, ONLY_INCOMPLETE, ONLY_BESIDE)
+"""Reasons why no step of a rank is measured although it has steps."""
+
+MIXED_CLOCKS = f"{CLOCKS}, nor what its host's communication ran beside"
+
+LOST = "the launches of this process have no activities: the profiler lost them"
+
+INCOMPLETE_COMMUNICATES = "only steps that were not recorded completely communicate in this trace"
+
+LOST_MAY_COMMUNICATE = "nothing that communicates was recorded, but work of the steps that were left out was lost"
+
+WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
+
+MOST_UNNAMED = 0.01
+"""Largest fraction of kernels without a name, by number or by time, with which figures are still reported."""
+
+
+def why_unknown(rank: RankEvents) -> str | None:
+    """Return why the rank has no overlap ratio; ``None`` if it has one."""
+    if not rank.why_left_out and _communicates_with_nobody(rank):
+        return NO_COMMUNICATION
+    if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
+        return reason
+    if np.any(rank.events.category == Category.COMMUNICATION):
+        return NO_DURATIONS
+    if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
+        return INCOMPLETE_COMMUNICATES if rank.incomplete_steps else WARMUP_COMMUNICATES
+    if rank.device is not None and named_collectives(rank.trace):
+        return NO_NCCL_KERNEL
+    if called_collectives(rank.trace):
+        return UNTIMED_CALLS
+    if _calls_mpi(rank):
+        return ONLY_MPI
+    # Steps that accumulate gradients lose nothing, and those that reduce them may have lost just that.
+    return LOST_MAY_COMMUNICATE if rank.incomplete_steps and rank.recording.lost else NO_COMMUNICATION
+
+
+def named_collectives(trace: Trace, process: int | None = None) -> list[str]:
+    """Return the names of ranges that NCCL, or torch for it, opens around a collective's call: ``nccl:all_reduce``.
+
+    These are the ranges of one process or, by default, of all processes.
+    """
+    spans = trace.spans
+    used = set(distinct(spans.name_id if process is None else spans.name_id[spans.process == process]))
+    return [name for at, name in enumerate(trace.names) if at in used and _NCCL_RANGE.match(name)]
+
+
+def called_collectives(trace: Trace) -> list[str]:
+    """Return the names of torch's operators that call collectives other than barriers, such as ``c10d::allreduce_``."""
+    names = (trace.names[name_id] for name_id in distinct(trace.collective_calls.name_id) if name_id != UNKNOWN)
+    return [name for name in names if operation_of(name) not in (None, BARRIER)]
+
+
+_NCCL_RANGE = re.compile(
+    r"nccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
+)
+
+
+def _calls_mpi(rank: RankEvents) -> bool:
+    """Return whether a range of the process is a call of MPI that communicates, such as ``MPI_Send``.
+
+    ``nsys --trace=mpi`` records such ranges.
+    """
+    names = [number for number, name in enumerate(rank.trace.names) if _MPI_CALL.match(name)]
+    return bool(np.isin(rank.trace.spans.name_id[rank.trace.spans.process == rank.process], names).any())
+
+
+_MPI_CALL = re.compile(
+    r"MPI_I?([bsr]?send|m?recv|all|reduce|bcast|gather|scatter|put|get_acc|r?accumulate|neighbor)", re.I
+)
+
+
+def count_messages(trace: Trace) -> int:
+    """Return the number of sends and receives of gloo, which are not collectives."""
+    names = [index for index, name in enumerate(trace.names) if name.startswith((f"{GLOO}send", f"{GLOO}recv"))]
+    return int(np.isin(trace.spans.name_id, names).sum())
+
+
+def why_unknown_work(rank: RankEvents) -> str | None:
+    """Return why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
+    if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
+        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
+    if rank.why_left_out:
+        return rank.why_left_out
+    if rank.is_lost:
+        return LOST
+    if _has_only_messages(rank):
+        return ONLY_MESSAGES
+    if not len(rank.events):
+        return NOTHING
+    if hides_graphs(rank):
+        return GRAPHS
+    if rank.mixes_clocks:
+        return MIXED_CLOCKS
+    if rank.hides_waits:
+        return UNMARKED_WAITS
+    if rank.hides_backward:
+        return NO_BACKWARD if len(rank.trace.operators) else UNNAMED_BACKWARD
+    return None
+
+
+def _has_only_messages(rank: RankEvents) -> bool:
+    """Return whether the rank communicates only by sends and receives of gloo, which are not measured."""
+    is_silent = not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
+    return is_silent and count_messages(rank.trace) > 0
+
+
+def _communicates_with_nobody(rank: RankEvents) -> bool:
+    """Return whether the rank certainly did not communicate.
+
+    That is certain if nothing in the trace communicates and the job has one rank or, on a CPU, torch.profiler recorded
+    operators and none of them is a collective.
+    """
+    trace, is_silent = rank.trace, not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
+    by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
+    by_operators = by_operators and not any(name.startswith((GLOO, "nccl:")) for name in trace.names)
+    return is_silent and (trace.world_size == 1 or (by_operators and not rank.hides_backward))
+
+
+def merge_reasons(reasons: Collection[str | None]) -> str | None:
+    """Return one reason for several ranks, from the reasons of the ranks (``None`` if the figures of a rank are known).
+
+    It is :data:`GRAPHS` if a rank has this reason, else ``None`` if the figures of some rank are known, else the first
+    reason, other than :data:`NOTHING` if possible.
+    """
+    if GRAPHS in reasons or None in reasons:
+        return GRAPHS if GRAPHS in reasons else None
+    return max((reason for reason in reasons if reason), default=None, key=lambda reason: reason != NOTHING)
+
+
+def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
+    """Return why the figures of a run are not known, or not all of them; ``None`` if they are known.
+
+    ``ranks`` holds for each rank the reason why its figures are not known (``None`` if they are), and whether it
+    communicates. The figures of all ranks that communicate must be known, and those of at least one rank.
+    """
+    reasons = [reason for reason, _ in ranks]
+    doubtful = [reason for reason, communicates in ranks if reason and communicates]
+    if not doubtful and None in reasons:
+        return None
+    return merge_reasons(doubtful or reasons) if ranks else EMPTY
+
+
+def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
+    """Return why no rank has a measured step: a reason of the ranks that says so, or ``otherwise`` if there is none.
+
+    ``otherwise`` is used where the trace marks no steps.
+    """
+    return next((reason for reason in reasons if reason in NOTHING_LEFT), otherwise)
+
+
+def hides_work(rank: RankEvents) -> bool:
+    """Return whether the rank has activities of unknown content: CUDA graphs recorded whole, or unnamed kernels."""
+    return bool(is_in(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
+
+
+def hides_graphs(rank: RankEvents) -> bool:
+    """Return whether the rank ran CUDA graphs that were recorded as a whole: what they computed is then not known."""
+    return bool(np.any(rank.events.category == Category.OTHER))
+
+
+def has_no_usable_events(rank: RankEvents) -> bool:
+    """Return whether nothing can be measured of the rank: it has no events, or they do not tell what it did."""
+    is_unnamed = rank.trace.unresolved_names.share > MOST_UNNAMED
+    is_blind = rank.hides_backward or rank.mixes_clocks or _has_only_messages(rank)
+    return not len(rank.events) or is_unnamed or is_blind
