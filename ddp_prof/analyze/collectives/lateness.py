@@ -117,7 +117,7 @@ def measure_lateness(
             end_shift_ns[index][row[here]] = np.where(is_late, gained_ns, np.minimum(gained_ns, most_ns))[here]
     for index, rank in enumerate(ranks):
         shifts = start_shift_ns[index], end_shift_ns[index]
-        gains[:, index] = _gain_of_rank(rank, steps[index], shifts, exposed_ns[index], len(late))
+        gains[:, index] = _gain_of_rank(rank, queues[index], steps[index], shifts, exposed_ns[index], len(late))
     gains[np.arange(len(late))[late != UNKNOWN], late[late != UNKNOWN]] = 0
     return gains
 
@@ -159,12 +159,13 @@ def _waits(ranks: Sequence[RankCollectives], matches: Ints) -> Ints:
 
 
 def _gain_of_rank(
-    rank: RankCollectives, step_of: Ints, shifts_ns: tuple[Ints, Ints], exposed_ns: Ints, steps: int
+    rank: RankCollectives, queue: Queue, step_of: Ints, shifts_ns: tuple[Ints, Ints], exposed_ns: Ints, steps: int
 ) -> Ints:
     """Return what a rank gains in each step if its collectives start and end earlier.
 
     That is the larger one of two gains: exposed time that disappears, and standstill that disappears.
 
+    - ``queue``: Behind which collective each one queued.
     - ``step_of``: The step of each of its collectives; ``UNKNOWN`` for those without a match.
     - ``shifts_ns``: How much earlier each collective starts, and how much earlier it ends.
     - ``exposed_ns``: The exposed time of each collective.
@@ -188,6 +189,42 @@ def _gain_of_rank(
     start_shift_ns, end_shift_ns = (shift_ns[rows] for shift_ns in shifts_ns)
     gone_ns = bare_ns(np.zeros_like(rows), np.zeros_like(rows)) - bare_ns(start_shift_ns, end_shift_ns)
     gone_ns = np.clip(gone_ns, 0, sum_by_group(exposed_ns[rows], step[rows], steps))
-    stood_ns = np.minimum(np.maximum(0, timings.blocking_ns[rows]), end_shift_ns)
-    found: Ints = np.maximum(gone_ns, sum_by_group(stood_ns, step[rows], steps))
+    found: Ints = np.maximum(gone_ns, _standstill_gone(timings, queue, rows, step[rows], end_shift_ns, steps))
     return found
+
+
+def _standstill_gone(
+    timings: CollectiveTimings, queue: Queue, rows: Ints, step: Ints, end_shift_ns: Ints, steps: int
+) -> Ints:
+    """Return how much earlier the last consumer of each step begins if the collectives in ``rows`` end earlier.
+
+    A consumer begins as much earlier as its collective ends, and as the consumer before it begins and the standstill
+    between both allows. So one lag counts once, though the stream stood still for several collectives of a queue::
+
+        stream 20    AAAAAAAAABBBBCCCC        A, B and C end 3 earlier
+        stream 7     kkk......a...b...c       a, b, c copy gradients out of them; the stream stood still for 6 + 3 + 3
+        without lag  kkk...a...b...c          c begins 3 earlier, not 9
+
+    A collective that began because of what ran after an earlier standstill begins, and so ends, earlier with it.
+
+    - ``step``: The step of each of ``rows``, from 0 to ``steps``.
+    - ``end_shift_ns``: How much earlier each of them ends.
+    """
+    # What held a collective up: its input or launch if it queued, else whatever ended right before its start.
+    due_ns = np.where(queue.before == UNKNOWN, timings.start_ns, timings.start_ns - queue.queued_ns)[rows]
+    gained_ns = np.zeros(steps, np.int64)
+    blocking_ns, end_ns = timings.blocking_ns[rows], timings.end_ns[rows]
+    blocks = np.flatnonzero(blocking_ns > 0)
+    blocks = blocks[np.lexsort((end_ns[blocks], step[blocks]))]
+    turn = count_before(step[blocks])
+    # After each turn: the ends of standstills of each step so far, and how much earlier their consumers begin.
+    turns = int(turn.max(initial=-1)) + 1
+    ends_ns, begin_earlier_ns = np.full((steps, turns), NO_TIME), np.zeros((steps, turns), np.int64)
+    for number in range(turns):
+        here = blocks[turn == number]
+        of = step[here]
+        before = (ends_ns[of, :number] <= due_ns[here, None]).sum(axis=1) - 1
+        inherited_ns = np.where(before < 0, 0, begin_earlier_ns[of, before])
+        gained_ns[of] = np.minimum(end_shift_ns[here] + inherited_ns, gained_ns[of] + blocking_ns[here])
+        ends_ns[of, number], begin_earlier_ns[of, number] = end_ns[here], gained_ns[of]
+    return gained_ns

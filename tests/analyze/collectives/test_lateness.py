@@ -14,7 +14,7 @@ from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
 from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.trace import UNKNOWN
-from tests.nsys_factory import NCCL, Capture, Kernel, Range, write_capture
+from tests.nsys_factory import NCCL, Capture, Kernel, Range, Sync, write_capture
 
 MS = 1_000_000
 RANKS, BUCKETS, STEPS, LATE = 4, 4, 6, 2
@@ -149,3 +149,48 @@ def test_it_costs_the_same_whether_pictures_are_drawn_or_not(tmp_path: Path) -> 
         run.options = replace(run.options, to_draw=to_draw)
         costs.append([rank.cost_ns for rank in run.skew().ranks])
     assert costs[0] == costs[1]
+
+
+def one_step(rank: int, calls: list[tuple[str, int, int, int]]) -> Capture:
+    """A step of 40 ms with these calls: (kernel, stream, start, end in ms) or (record or wait, stream, event, 0)."""
+    process = 100 + rank
+    capture = Capture(ranges=[Range("step 0", 0, 40 * MS, process, process)])
+    for number, (name, stream, first, second) in enumerate(calls, 1):
+        at = number * 1000
+        if name in {"cudaEventRecord", "cudaStreamWaitEvent"}:
+            capture.syncs.append(
+                Sync(f"{name}_v3020", at, number, stream, event=first, thread=process, process=process, device=rank)
+            )
+        else:
+            kind = "memcpy" if name == "copy" else "kernel"
+            about = (name, first * MS, second * MS, at, process, process, stream, rank)
+            capture.kernels.append(Kernel(*about, kind=kind, number=number))
+    return capture
+
+
+def test_one_lag_costs_itself_though_the_stream_stands_still_for_each_bucket(tmp_path: Path) -> None:
+    """DDP copies each bucket back when it has arrived: rank 0 stands still for A, B and C, 8, 3 and 3 ms.
+
+    ms             4       8      12      16      20
+    rank 0    kkkkk|AAAAAAAAAAAAAAA|BBBBBBB|CCCCCCC|        a, b and c begin when A, B and C end
+              .....................aa......bb......cc
+    rank 1    kkkkkkkkkkkkk|AAAAAAA|BBBBBBB|CCCCCCC|        4 ms late
+    """
+    record, wait = "cudaEventRecord", "cudaStreamWaitEvent"
+    whole = Capture()
+    for rank, ready in enumerate((4, 8)):
+        calls = [("gemm", 7, 0, ready), (record, 7, 1, 0), (wait, 20, 1, 0)]
+        for event, (start, end) in enumerate([(ready, 12), (12, 16), (16, 20)], 2):
+            calls += [(NCCL, 20, start, end), (record, 20, event, 0)]
+        for event, end in enumerate((12, 16, 20), 2):
+            calls += [(wait, 7, event, 0), ("copy", 7, end, end + 1)]
+        own = one_step(rank, calls)
+        whole = replace(
+            whole,
+            kernels=whole.kernels + own.kernels,
+            ranges=whole.ranges + own.ranges,
+            syncs=whole.syncs + own.syncs,
+        )
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", whole, "2022.2"))
+    assert run.overlap().ranks[0].blocking_ns == (8 + 3 + 3) * MS
+    assert run.skew().ranks[1].cost_ns == 4 * MS
