@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ddp_prof import range_names
-from ddp_prof.annotate import hooks, ranges
+from ddp_prof.annotate import bucket_marks, hooks, ranges
 from ddp_prof.annotate.hooks import process_range
 
 TAKES_OVER = 10
@@ -67,7 +67,7 @@ class CountedSteps:
         self._remove = register_optimizer_step_post_hook(self._count).remove
         _follow_scalers()
         at_skipped_step.append(self._count)
-        hooks.at_synchronized_forward.append(self._count_forward)
+        bucket_marks.at_synchronized_forward.append(self._count_forward)
         if marks:
             counts.append(self)
 
@@ -97,8 +97,8 @@ class CountedSteps:
         self._remove()
         if self._count in at_skipped_step:
             at_skipped_step.remove(self._count)
-        if self._count_forward in hooks.at_synchronized_forward:
-            hooks.at_synchronized_forward.remove(self._count_forward)
+        if self._count_forward in bucket_marks.at_synchronized_forward:
+            bucket_marks.at_synchronized_forward.remove(self._count_forward)
         if self in counts:
             counts.remove(self)
         self.mark_unfinished()
@@ -150,7 +150,7 @@ class CountedSteps:
 
         ``is_warmup``: whether the step that ends here was none like the others, which was not known when it began.
         """
-        is_warmup |= hooks.has_agreed_unseen() or hooks.agreement_follows
+        is_warmup |= hooks.has_agreed_unseen() or bucket_marks.agreement_follows
         if self._range is not None and self.index > 0 and is_warmup:
             self._mark(late_warmup=1)
         self.close()
@@ -160,9 +160,9 @@ class CountedSteps:
         if not self._marks:
             return
         if not ranges.steps_are_marked:
-            warmup = {"warmup": 1} if self.index == 0 or hooks.agreement_follows else {}
+            warmup = {"warmup": 1} if self.index == 0 or bucket_marks.agreement_follows else {}
             self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self.index, **warmup))
-        hooks.agreement_follows = False
+        bucket_marks.agreement_follows = False
 
 
 @cache

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ddp_prof import annotate, range_names
 from ddp_prof.annotate import OpenRange
-from ddp_prof.annotate.hooks import is_on_host, name_group
+from ddp_prof.annotate.process_groups import is_on_host, name_group
 from ddp_prof.errors import CommunicationError, first_line
 
 PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")

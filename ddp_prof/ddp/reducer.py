@@ -33,7 +33,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ddp_prof.annotate.hooks import name_group
+from ddp_prof.annotate.process_groups import name_group
 from ddp_prof.bucket_assignment import Assignment
 from ddp_prof.ddp.buckets import GradientBucket
 from ddp_prof.ddp.collective import InFlight, launch_all_reduce, launches

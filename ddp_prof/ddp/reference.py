@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof import annotate
 from ddp_prof.annotate import OpenRange
-from ddp_prof.annotate.hooks import Hook, MarkingGroup, is_on_host, mark_fsdp_unit
+from ddp_prof.annotate.fsdp_marks import mark_fsdp_unit
+from ddp_prof.annotate.process_groups import Hook, MarkingGroup, is_on_host
 from ddp_prof.ddp.base import DataParallel, Layouts
 from ddp_prof.ddp.collective import broadcast_state, communication_error, communication_errors
 from ddp_prof.errors import CommunicationError, first_line

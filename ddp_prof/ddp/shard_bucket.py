@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import range_names
-from ddp_prof.annotate.hooks import is_on_host
+from ddp_prof.annotate.process_groups import is_on_host
 from ddp_prof.ddp.buckets import (
     GradientBucket,
     TakenGradient,

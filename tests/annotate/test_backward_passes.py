@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddp_prof import annotate
-from ddp_prof.annotate.hooks import BackwardPasses
+from ddp_prof.annotate.backward_passes import BackwardPasses
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
 

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof import annotate
-from ddp_prof.annotate import hooks
+from ddp_prof.annotate import bucket_marks
 from tests.ddp.gloo_ranks import run_ranks
 
 WAYS = {"copied": copy.copy, "deeply copied": copy.deepcopy, "pickled": lambda one: pickle.loads(pickle.dumps(one))}
@@ -51,7 +51,7 @@ def treat(hook: str, profiler: str) -> dict[str, Any]:
             found[way] = phases_of(copied, recorder)
         found["names us"] = b"ddp_prof." in pickle.dumps(ddp)
         copied.register_comm_hook(None, allreduce_hook)
-        found["counts as marked"] = hooks.BucketMarks.of(copied) is not None
+        found["counts as marked"] = bucket_marks.BucketMarks.of(copied) is not None
         left = [weakref.ref(one) for one in (ddp, ddp.module, optimizer)]
         del ddp, optimizer, copied
         gc.collect()

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import ddp_prof as dp
 from ddp_prof import annotate
-from ddp_prof.annotate.hooks import sends_through_its_state
+from ddp_prof.annotate.process_groups import sends_through_its_state
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
 from tests.kineto_events import ranges_in

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ddp_prof import annotate
-from ddp_prof.annotate import Recorder, hooks
+from ddp_prof.annotate import Recorder, process_groups
 from ddp_prof.ddp import collective
 from ddp_prof.range_names import parse_range
 from tests import forked_python
@@ -187,7 +187,7 @@ def test_nccl_averages_within_the_collective(
     monkeypatch.setattr(collective.dist, "get_backend", lambda group: backend)
     monkeypatch.setattr(collective, "name_group", lambda group: {"group": "0"})
     tensor: Any = SimpleNamespace(is_cuda=is_cuda)
-    assert hooks.average_op(tensor, None) == getattr(hooks.dist.ReduceOp, op)
+    assert process_groups.average_op(tensor, None) == getattr(process_groups.dist.ReduceOp, op)
 
 
 def test_warm_up_is_counted_over_the_run_not_over_each_epoch() -> None:

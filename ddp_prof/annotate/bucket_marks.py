@@ -1,0 +1,199 @@
+"""Marks the buckets of a DDP by a communication hook, where no profiler records them by itself."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import partial, update_wrapper, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_prof.annotate import ranges
+from ddp_prof.annotate.backward_passes import passes
+from ddp_prof.annotate.calls import Owned
+from ddp_prof.annotate.process_groups import Hook, MarkingGroup, name_group, sends_through_its_state
+from ddp_prof.annotate.ranges import NestedRange
+
+NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
+"""Environment variables; nsys sets at least one of them for the program that it runs."""
+_OF_BUCKETS = "_ddp_prof_buckets"
+"""Attribute of a DDP that holds its :class:`BucketMarks` in an :class:`.Owned`."""
+
+agreement_follows = False
+"""Whether a DDP has run its first forward since the last step began.
+
+In DDP's second pass, that is, in the next step, ranks agree on the order of its buckets."""
+
+at_synchronized_forward: list[Callable[[DistributedDataParallel], None]] = []
+"""Called before each forward of a marked DDP whose backward synchronizes gradients."""
+
+
+def is_under_nsys() -> bool:
+    """Return whether nsys runs this program, by the environment variables that it sets."""
+    return any(name in os.environ for name in NSYS_VARIABLES)
+
+
+def is_recorded() -> bool:
+    """Return whether ranges are switched on and torch.profiler records, or nsys runs the program."""
+    return ranges.is_enabled() and (is_under_nsys() or bool(torch.autograd.profiler._is_profiler_enabled))
+
+
+class BucketMarks:
+    """Marks each bucket of one DDP by a communication hook of ours, which calls the user's hook if there is one.
+
+    With gloo on a CPU, torch.profiler records the collectives by itself, and a hook costs time. Then no hook is
+    installed unless nsys records: DDP does its own all-reduce, and one range before backward holds the bucket sizes.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        """Let ``ddp.register_comm_hook`` call :meth:`register`, so that a hook of the program is called by ours.
+
+        If the program has registered its hook before, the buckets cannot be marked, and a warning says so.
+        """
+        self._owner = weakref.ref(ddp)  # DDP's reducer, in C++, holds the hook, so the hook must not hold the DDP
+        vars(ddp)[_OF_BUCKETS] = Owned(self)
+        _follow_registration()
+        self._hook: Hook | None = None  # the program's communication hook, and its state
+        self._state: Any = None
+        self._group = MarkingGroup(ddp.process_group)
+        self._is_installed = bool(ddp._comm_hooks)
+        # A DDP that finds unused parameters keeps its first buckets, and also reduces a map of the used parameters.
+        self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
+        self._has_run = self._finds_unused  # such a DDP never agrees on a new order of buckets
+        on_host = all(parameter.device.type == "cpu" for parameter in ddp.parameters())
+        self._reduces_on_host = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
+        self._sizes: NestedRange | None = None
+        if self._is_installed:
+            warnings.warn("buckets are not marked: call annotate.instrument before register_comm_hook", stacklevel=4)
+
+    @staticmethod
+    def of(ddp: torch.nn.Module) -> BucketMarks | None:
+        """Return the marks of a DDP; ``None`` for any other module, also for a copy that shares its attributes."""
+        marks: BucketMarks | None = getattr(vars(ddp).get(_OF_BUCKETS), "held", None)
+        return marks if marks is not None and marks._owner() is ddp else None
+
+    @property
+    def _ddp(self) -> DistributedDataParallel:
+        ddp = self._owner()
+        assert ddp is not None, "only calls of the DDP come here"
+        return ddp
+
+    def remove(self) -> None:
+        """Let ``ddp.register_comm_hook`` do what torch's does again; a hook of ours that is installed stays."""
+        if (ddp := self._owner()) is not None:
+            vars(ddp).pop(_OF_BUCKETS, None)
+
+    def has_agreed_unseen(self) -> bool:
+        """Return, once, whether ranks have agreed on new buckets though no forward was seen, as in compiled code."""
+        if self._has_run or not getattr(self._owner(), "_has_rebuilt_buckets", False):
+            return False
+        self._has_run = True
+        return True
+
+    def begin_forward(self) -> None:
+        """Install our communication hook if a profiler records, unless one is installed or none is needed."""
+        # DDP reduces gradients in the backward of this forward.
+        if self._ddp.require_backward_grad_sync and torch.is_grad_enabled():
+            for call in at_synchronized_forward:
+                call(self._ddp)
+        needs_hook = is_under_nsys() or not self._reduces_on_host
+        if needs_hook and is_recorded() and not self._is_installed:
+            _register_with_torch(self._ddp, None, CommHook(self._reduce, None))
+            self._is_installed = True
+
+    def end_forward(self) -> None:
+        """Announce a backward in which DDP reduces gradients; if no hook is installed, emit a range of bucket sizes."""
+        global agreement_follows
+        if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled()):
+            return
+        if not self._has_run:
+            self._has_run = agreement_follows = True
+        if not is_recorded():
+            return
+        passes.expect_wait(marks_buckets=self._is_installed)
+        if not self._is_installed:
+            self._sizes = self._sizes or self._find_sizes()
+            if self._sizes:
+                with self._sizes:
+                    pass
+
+    def _find_sizes(self) -> NestedRange | None:
+        """Return a range that holds the bucket sizes; ``None`` until DDP has rebuilt its buckets.
+
+        DDP rebuilds them after the first pass, in the order in which the gradients arrived.
+        """
+        ddp, known = self._ddp, self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        sizes = known["bucket_sizes"] if self._finds_unused else known.get("rebuilt_bucket_sizes")
+        if not sizes:
+            return None
+        names = name_group(ddp.process_group)
+        return ranges.buckets([int(size) for size in sizes.split(",")], int(self._finds_unused), **names)
+
+    def register(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Register our communication hook, and keep the user's, which it calls; as ``ddp.register_comm_hook``."""
+        if self._hook is None and self._is_installed:  # ours is registered and calls the user's from now on
+            self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        else:
+            _register_with_torch(self._ddp, None, CommHook(self._reduce, hook))
+        self._state, self._hook, self._is_installed = state, hook, True
+
+    def _reduce(self, bucket: Any) -> Any:
+        """Reduce one bucket by the user's hook or as DDP does, with ranges; return the future of the result.
+
+        Each message gets a range if we see it, else the whole hook gets one.
+        """
+        if self._hook is None or sends_through_its_state(self._hook, self._state, self._group.marked):
+            future, spans = self._group.reduce_bucket(bucket, self._hook, self._state)
+        else:  # its messages are not known
+            size, params = bucket.buffer().nbytes, len(bucket.parameters())
+            spans = [ranges.start_all_reduce(bucket.index(), size, params, **self._group.names)]
+            future = self._hook(self._state, bucket)
+            future.add_done_callback(spans[0].end)
+        for span in spans:
+            passes.add_bucket(span)
+        return future
+
+
+class CommHook:
+    """A communication hook that calls ``reduce(bucket)``, which may call ``hook``, the program's own.
+
+    In a deep copy or pickle of the DDP, where torch lists its hooks but does not call them, the program's hook or
+    torch's all-reduce is in its place.
+    """
+
+    def __init__(self, reduce: Callable[[Any], Any], hook: Callable[..., Any] | None) -> None:
+        self._reduce, self._hook = reduce, hook
+        update_wrapper(self, hook or allreduce_hook)  # torch asks for name and parameters
+
+    def __call__(self, _state: Any, bucket: Any) -> Any:
+        return self._reduce(bucket)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (self._hook or allreduce_hook,)
+
+
+def _register_with_torch(ddp: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+    """Register a communication hook as torch does, though :func:`_follow_registration` has replaced its method."""
+    method: Any = DistributedDataParallel.register_comm_hook
+    getattr(method, "__wrapped__", method)(ddp, state, hook)
+
+
+def _follow_registration() -> None:
+    """Replace ``register_comm_hook`` of all DDPs: one with marks hands the hook to them. Do this once per process."""
+    original: Any = DistributedDataParallel.register_comm_hook
+    if getattr(original, "asks_marks", False):
+        return
+
+    @wraps(original)
+    def register_comm_hook(ddp: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+        register = marks.register if (marks := BucketMarks.of(ddp)) else partial(original, ddp)
+        register(state, hook)
+
+    register_comm_hook.asks_marks = True  # type: ignore[attr-defined]
+    setattr(DistributedDataParallel, "register_comm_hook", register_comm_hook)  # noqa: B010  # mypy refuses it
