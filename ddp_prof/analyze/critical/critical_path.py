@@ -17,6 +17,7 @@ ranks becomes the part ``peer_wait``.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -351,7 +352,7 @@ class _Walker:
 
     Attributes:
         can_change: Whether clocks can be compared, so that a path can change to the rank that arrived last.
-        columns: For each rank, columns of its work, in the order in which they are unpacked.
+        columns: For each rank, columns of its work and of its :class:`Chains`, in the order in which they are unpacked.
         timing_of: For each rank, the row in its timings of each of its operations, if that is a collective.
         match_of: For each rank, the row in ``run.matches`` of each of its collectives; ``UNKNOWN`` without a match.
     """
@@ -361,8 +362,14 @@ class _Walker:
         self.can_change = run.alignment.residual_p95_ns is not None
         # ``data`` is a memoryview: reading single elements of it is faster than of an array.
         self.columns = [
-            [column.data for column in (w.start_ns, w.end_ns, w.category, w.bound_by, w.launch_ns, w.after_sync)]
-            for w in (own.work for own in ranks)
+            [
+                column.data
+                for column in (
+                    *(w.start_ns, w.end_ns, w.category, w.bound_by, w.launch_ns, w.after_sync),
+                    *(chains.first, chains.copies_ns, chains.gaps_ns),
+                )
+            ]
+            for w, chains in ((own.work, find_chains(own.work)) for own in ranks)
         ]
         self.timing_of = [positions(own.of_timing, len(own.work)) for own in ranks]
         self.match_of = [
@@ -439,7 +446,7 @@ class _Walker:
                 now -= length
                 left -= length
 
-        start, end, category, bound_by, launch, after_sync = self.columns[index]
+        start, end, category, bound_by, launch, after_sync, first, copies_ns, gaps_ns = self.columns[index]
         if at != UNKNOWN:
             go_back(end[at], "host")
         while left and at != UNKNOWN:
@@ -463,8 +470,17 @@ class _Walker:
                     changes += 1
                     at = int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
                     index = late
-                    start, end, category, bound_by, launch, after_sync = self.columns[index]
+                    start, end, category, bound_by, launch, after_sync, first, copies_ns, gaps_ns = self.columns[index]
                 now = start[at]
+            # Then at once through its chain, as far as the path goes: ``upto`` is where it leaves the chain.
+            if now == start[at] and first[at] < at:
+                upto = bisect_left(start, now - left, first[at], at)
+                for part, sums_ns in (("queue", gaps_ns), ("copies", copies_ns)):
+                    parts[part] += sums_ns[at] - sums_ns[upto]
+                    now -= sums_ns[at] - sums_ns[upto]
+                    left -= sums_ns[at] - sums_ns[upto]
+                at = upto
+                go_back(start[at], "compute")  # the rest
             # Then to the end of what delayed it: an operation, or its launch and, before that, a wait of the host.
             before_it, gap = bound_by[at], "queue"
             if before_it == UNKNOWN:
@@ -505,6 +521,33 @@ class _Walker:
         if lag <= (self.run.alignment.residual_p95_ns or 0):  # less than the clocks can tell
             return index, own_ns, 0
         return late, own_ns + lag, 0
+
+
+@dataclass(frozen=True)
+class Chains(Table):
+    """Operations that each could begin when the one before on their stream had ended; one row per row of ``Work``.
+
+    A path passes a chain from its last operation to its first, so the lengths of its parts are differences of sums. A
+    chain has no collective but perhaps its last operation, and its operations do not overlap.
+
+    Attributes:
+        first: The first operation of each operation's chain.
+        copies_ns: How long the copies took of all operations before this one, in ns.
+        gaps_ns: The length of all gaps up to the start of this operation between operations of a chain, in ns.
+    """
+
+    first: Ints
+    copies_ns: Ints
+    gaps_ns: Ints
+
+
+def find_chains(work: Work) -> Chains:
+    rows, length_ns = np.arange(len(work)), work.end_ns - work.start_ns
+    follows = (work.bound_by == rows - 1) & (rows > 0)
+    gap_ns = np.append(0, work.start_ns[1:] - work.end_ns[:-1])[: len(work)]
+    follows[1:] &= (gap_ns[1:] >= 0) & (length_ns[:-1] >= 0) & ~work.is_collective[:-1]
+    copies_ns = np.append(0, np.cumsum(np.where(work.category == Category.MEMORY, length_ns, 0)))[: len(work)]
+    return Chains(np.maximum.accumulate(np.where(follows, 0, rows)), copies_ns, np.cumsum(np.where(follows, gap_ns, 0)))
 
 
 class _Gains:

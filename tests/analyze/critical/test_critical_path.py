@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
+from ddp_prof.analyze.critical import critical_path
 from ddp_prof.analyze.critical.critical_path import (
     NO_HOST_PATH,
+    Chains,
     StepPath,
     find_rank_work,
     in_order_of_ranks,
     measure_critical_paths,
 )
+from ddp_prof.analyze.critical.replay import Work
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
-from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
+from ddp_prof.trace import UNKNOWN, Category, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, draw_trace
@@ -100,6 +103,16 @@ def test_the_path_goes_through_what_blocks() -> None:
     path = path_of(one_bucket(kernel=4, collective=12, then=6).trace(has_step=True))
     assert parts_of(path) == (4 + 3, 12, 0)
     assert [(one.index, one.on_path_ns, one.gain_ns) for one in path.collectives] == [(0, 12, 6)]
+
+
+def test_the_path_goes_through_a_collective_between_kernels_of_its_stream() -> None:
+    #  stream 7   kkkkCCCCCCCCCCCCccc
+    device = Device()
+    for length in (4, 12, 3):
+        device.launch(0, 7, length, is_collective=length == 12)
+    path = path_of(device.trace(has_step=True))
+    assert parts_of(path) == (4 + 3, 12, 0)
+    assert [(one.index, one.on_path_ns) for one in path.collectives] == [(0, 12)]
 
 
 def test_the_path_leaves_out_what_has_slack() -> None:
@@ -428,6 +441,40 @@ def test_what_a_collective_would_gain_is_how_much_earlier_the_next_step_begins(d
     collectives.sort(key=lambda row: (operations[row].launch, operations[row].start))
     told = {collectives[one.index]: one.gain_ns for one in path.collectives}
     assert told == {row: operations[-1].start - run(row).operations[-1].start for row in told}
+
+
+def of_one(work: Work) -> Chains:
+    """Each operation is a chain of its own, so a path goes from operation to operation."""
+    return Chains(np.arange(len(work)), *np.zeros((2, len(work)), np.int64))
+
+
+@pytest.mark.slow
+@examples(200)
+@given(
+    programs().filter(lambda device: tells_needs(device) and communicates(device)),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 2), st.booleans()), min_size=40, max_size=40),
+    st.integers(0, 40),
+)
+def test_a_path_through_chains_is_the_path_from_operation_to_operation(
+    device: Device, drawn: list[tuple[int, int, bool]], later: int
+) -> None:
+    """Also with gaps, with copies, with operations that overlap, and where a path ends within a chain."""
+    trace = device.trace(has_step=True)
+    (rank,) = find_rank_events(trace)
+    own = find_rank_work(rank)
+    delay_ns, longer_ns, is_copy = np.array(drawn, np.int64)[: len(own.work)].T
+    work = replace(
+        own.work,
+        category=np.where(is_copy & ~own.work.is_collective, Category.MEMORY, own.work.category),
+        start_ns=own.work.start_ns + delay_ns,
+        end_ns=own.work.end_ns + delay_ns + longer_ns,
+    )
+    own = replace(own, work=work, steps=replace(own.steps, start_ns=own.steps.start_ns + later))
+    run = analyze_trace(trace, [rank])
+    found = measure_critical_paths(run, [own])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(critical_path, "find_chains", of_one)
+        assert found == measure_critical_paths(run, [own])
 
 
 @pytest.mark.slow
