@@ -227,13 +227,14 @@ class Run:
 
     def _diagnose(self) -> Diagnosis:
         """Apply the rules of the doctor to the results of all other analyses."""
+        from ddp_prof.analyze.critical.critical_path import measure_critical_paths
         from ddp_prof.analyze.critical.what_if import WhatIf
         from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
         from ddp_prof.analyze.step_cost import find_slowed
 
         self.prepare(*DOCTOR)
-        analysis, files = self.analysis(), len(self.files)
+        analysis, work, files = self.analysis(), self._work(), len(self.files)
         facts = {
             (file, of_rank.process, of_rank.device): of_rank
             for file in self.files
@@ -244,12 +245,12 @@ class Run:
                 analysis=analysis,
                 collectives=self.collectives(),
                 overlap=self.overlap(),
-                critical=self.critical(),
+                critical=measure_critical_paths(analysis, work, with_gains=False),  # no rule needs gains
                 skew=self.skew(),
                 facts=tuple(facts[rank.clock, rank.process, rank.device] for rank in analysis.ranks),
                 contention=self.contention,
                 cause=self.root_cause(),
-                what_if=WhatIf(analysis, self._work(), lambda: find_slowed(self.contention(), analysis.device)),
+                what_if=WhatIf(analysis, work, lambda: find_slowed(self.contention(), analysis.device)),
                 compared_files=(MOST_FILES_OF_KERNELS, files) if files > MOST_FILES_OF_KERNELS else None,
             )
         )

@@ -18,29 +18,29 @@ ranks becomes the part ``peer_wait``.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.core.attribution import last_by_step
-from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import first_work
 from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
 from ddp_prof.analyze.critical.replay import (
     Ends,
+    Recorded,
     Replay,
     Without,
     Work,
-    find_computed,
     find_replay,
     find_work,
     join_replays,
     measure_gains,
+    record,
 )
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.analyze.why_unknown import NOT_TIMED, hides_work, why_no_steps, why_unknown, why_unknown_work
@@ -57,10 +57,10 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Kind
+from ddp_prof.trace import Category
 
 COPIES, HOST_WAITS, COMMON_QUEUE = "copies", "host waits", "common queue"
-"""What can be left out when a step is replayed; see :attr:`RankWork.without`."""
+"""What can be left out when a step is replayed; see :attr:`RankWork.left_out`."""
 WITH_GAPS = ", gaps stay"
 """Appended to one of these names: the idle time before what is left out stays; see ``Without.leaves_gaps``."""
 
@@ -85,6 +85,7 @@ _PARTS = {
 NO_RANKS = "the trace holds no rank"
 NO_WORK = "no step has any work"
 CALLS_OUT_OF_ORDER = "the numbers of calls contradict the order in which the work that they launched could begin"
+NOT_ASKED = "no gain was asked for"
 NO_COMMON_CLOCK = "the clocks of the ranks cannot be compared"
 CLOCKS_CONTRADICT = "by the clocks of the ranks some work began before what it waited for had ended"
 NO_HOST_PATH = "collectives ran on the host, as gloo's do, and what they waited for is not recorded"
@@ -124,11 +125,8 @@ class RankWork:
         work: The operations, and what delayed each of them.
         of_timing: Row in ``work`` of each of the rank's collectives, in the order of its timings.
         steps: Where the path of each step begins and ends.
-        replay: Times and links from which the rank is replayed; ``None`` if times contradict the order of the calls.
+        recorded: What replays of the rank are made of, when one is asked for; ``None`` where paths cannot be followed.
         reason: Why paths cannot be followed; ``None`` if they can.
-        without: Replays from which something is left out: :data:`COPIES` on the stream of compute (also
-            :data:`WITH_GAPS`), :data:`HOST_WAITS` in backward, or the :data:`COMMON_QUEUE` of all streams. A name is a
-            key only if the rank has that.
     """
 
     process: int
@@ -136,9 +134,39 @@ class RankWork:
     work: Work
     of_timing: Ints
     steps: StepEnds
-    replay: Replay | None
+    recorded: Recorded | None
     reason: str | None = None
-    without: Mapping[str, Replay | None] = field(default_factory=dict)
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """Times and links from which the rank is replayed; ``None`` if times contradict the order of the calls."""
+        return find_replay(self.recorded) if self.recorded else None
+
+    @cached_property
+    def left_out(self) -> Mapping[str, Without]:
+        """What the rank could do without, which findings of the doctor are about.
+
+        These are :data:`COPIES` on the stream of compute (also :data:`WITH_GAPS`), :data:`HOST_WAITS` in backward, and
+        the :data:`COMMON_QUEUE` of all streams. A name is a key only if the rank has that.
+        """
+        found, recorded = dict[str, Without](), self.recorded
+        if recorded is None:
+            return found
+        if len(recorded.copies):
+            found[COPIES] = Without(rows=recorded.copies)
+            found[f"{COPIES}{WITH_GAPS}"] = Without(rows=recorded.copies, leaves_gaps=True)
+        if len(recorded.waits_in_backward):
+            found[HOST_WAITS] = Without(syncs=recorded.waits_in_backward)
+        held_ns = find_held_ns(self.work, recorded.stream, recorded.place)
+        if np.any(held_ns[self.work.is_collective] > NEXT_NS):
+            found[COMMON_QUEUE] = Without(held_ns=held_ns)
+        return found
+
+    def replay_without(self, what: str) -> Replay | None:
+        """Return the replay without ``what``: a key of :attr:`left_out`, else nothing is left out."""
+        if self.recorded is None or what not in self.left_out:
+            return self.replay
+        return find_replay(self.recorded, self.left_out[what])
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +255,7 @@ class RunCritical(FrameResult):
 
 
 def find_rank_work(rank: RankEvents) -> RankWork:
-    """Return the operations of a rank with what delayed them, and its replays; or the reason why there are no paths."""
+    """Return the operations of a rank with what delayed them, or the reason why there are no paths."""
     # No path where the recorded events do not tell what operations waited for.
     coverage = rank.blocking.coverage
     on_host = rank.device is None or coverage.source == "host"
@@ -282,7 +310,6 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     main, any_place = np.full(steps, rank.main_thread), np.full(steps, np.iinfo(np.int64).max)
     calls = rank.host_calls
     waits = calls.last_before(main, rank.main_thread, rank.steps.end_ns, any_place, calls.waited)
-    computed = find_computed(rank, work)  # the same in each replay, and a tenth of the memory that a summary takes
     return RankWork(
         process=rank.process,
         device=rank.device,
@@ -299,27 +326,8 @@ def find_rank_work(rank: RankEvents) -> RankWork:
             host_ns=rank.steps.end_ns - rank.steps.start_ns,
             window_ns=rank.breakdown.window_ns,
         ),
-        replay=find_replay(rank, work, computed, ends),
-        without={name: find_replay(rank, work, computed, ends, one) for name, one in _left_out(rank, work)},
+        recorded=record(rank, work, ends),
     )
-
-
-def _left_out(rank: RankEvents, work: Work) -> Iterator[tuple[str, Without]]:
-    """Yield the name of each thing that the rank could do without, with the operations or waits to leave out.
-
-    These are what findings of the doctor are about. A name is a key of :attr:`RankWork.without`.
-    """
-    activities = rank.trace.activities
-    is_copy = (activities.kind[work.activity] == Kind.COPY) & (activities.lane[work.activity] == rank.compute_stream)
-    if is_copy.any():
-        for name, leaves_gaps in ((COPIES, False), (f"{COPIES}{WITH_GAPS}", True)):
-            yield name, Without(rows=np.flatnonzero(is_copy), leaves_gaps=leaves_gaps)
-    waits, _ = waits_in_backward(rank)
-    if len(waits):
-        yield HOST_WAITS, Without(syncs=waits)
-    held_ns = find_held_ns(rank, work)
-    if np.any(held_ns[work.is_collective] > NEXT_NS):
-        yield COMMON_QUEUE, Without(held_ns=held_ns)
 
 
 def in_order_of_ranks(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -> list[RankWork]:
@@ -328,12 +336,18 @@ def in_order_of_ranks(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -
     return [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
 
 
-def measure_critical_paths(run: RunAnalysis, ranks: Sequence[RankWork]) -> RunCritical:
-    """Return the critical path of each step of a run; ``ranks`` has the work of each of its ranks, in their order."""
+def measure_critical_paths(run: RunAnalysis, ranks: Sequence[RankWork], *, with_gains: bool = True) -> RunCritical:
+    """Return the critical path of each step of a run.
+
+    Args:
+        run: The run.
+        ranks: The work of each of its ranks, in their order.
+        with_gains: Whether to replay the ranks for the gains of collectives; else these are not known.
+    """
     reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
     if reason:
         return RunCritical((), reason)
-    gains = _Gains(run, ranks)
+    gains = _Gains(run, ranks if with_gains else ())
     walker = _Walker(run, ranks, gains)
     # For the key of each step, the latest end on the common clock, with index of the rank and row of the step there.
     last: dict[int, tuple[int, int, int]] = {}
@@ -559,8 +573,10 @@ class _Gains:
 
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork]) -> None:
         replays = [one.replay for one in ranks if one.replay]
-        self.reason = None if len(replays) == len(ranks) else CALLS_OUT_OF_ORDER
-        if run.alignment.residual_p95_ns is None:
+        self.reason = None if ranks else NOT_ASKED
+        if len(replays) < len(ranks):
+            self.reason = CALLS_OUT_OF_ORDER
+        if ranks and run.alignment.residual_p95_ns is None:
             self.reason = NO_COMMON_CLOCK
         if self.reason:
             return

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.critical.replay import Work
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, distinct, take_or_unknown
 
@@ -25,18 +24,22 @@ NEXT_NS = 20_000
 """If one operation waited for another one, it begins at most this long after the end of the other one."""
 
 
-def find_held_ns(rank: RankEvents, work: Work) -> Ints:
+def find_held_ns(work: Work, stream: Ints, place: Ints) -> Ints:
     """Return how long each operation was held up by operations of other streams that were launched before it.
 
     That is the time from when the operation could begin until the last of these operations had begun. It is 0 where
     one of them began after the operation, as one common queue would not allow that, and where the order of launch is
     not known.
 
+    Args:
+        work: The operations of a rank.
+        stream: The number of each operation's stream.
+        place: The position of each operation's launch in the order of all calls; ``UNKNOWN`` if it is not known.
+
     Returns:
         Nanoseconds for each row of ``work``; at most the time from when the operation could begin to its start.
     """
-    dependencies, bound_ns = rank.dependencies(), work.bound_ns
-    stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
+    bound_ns = work.bound_ns
     # For each operation, the latest begin of all operations of other streams that were launched before it.
     begun_ns = np.full(len(work), NO_TIME)
     for one in distinct(stream):

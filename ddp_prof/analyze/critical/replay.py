@@ -30,8 +30,10 @@ from functools import cached_property
 
 import numpy as np
 
+from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.edges import HostCalls
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.analyze.kernels.kernel_times import KINDS, OTHER, kind_of_compute
 from ddp_prof.table import (
     NO_TIME,
@@ -47,7 +49,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Trace
+from ddp_prof.trace import Category, Kind, Trace
 
 _NEVER = -(2**60)
 """Stands for minus infinity where the longest chain is looked for; sums with it do not overflow."""
@@ -122,6 +124,72 @@ def find_work(rank: RankEvents) -> Work:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """What the trace of a rank holds for its replays, without the trace.
+
+    Attributes:
+        work: Its operations. The other columns refer to rows of it.
+        stream: The stream of each operation, as a number of ``Dependencies.stream``.
+        place: The position of each operation's launch in the order of all calls.
+        thread: The thread that launched each operation; ``UNKNOWN`` if its launch is not in the trace.
+        kind: The kind of each operation by its name, as a position in ``(*KINDS, OTHER)``.
+        producer, consumer: Each ``consumer`` waits for the end of its ``producer``, an operation of another stream.
+        syncs: The calls in which the host could wait for the device.
+        main_thread: The main thread.
+        communication: When the device communicates.
+        copies: The copies on the stream of compute.
+        waits_in_backward: Indices in ``syncs`` of the calls that wait in backward.
+        ends: The operations with which each step ends.
+    """
+
+    work: Work
+    stream: Ints
+    place: Ints
+    thread: Ints
+    kind: Ints
+    producer: Ints
+    consumer: Ints
+    syncs: HostCalls
+    main_thread: int
+    communication: Intervals
+    copies: Ints
+    waits_in_backward: Ints
+    ends: Ends
+
+    @cached_property
+    def computed(self) -> Computed:
+        """How long each operation computes, how much of that beside communication, and its kind."""
+        work = self.work
+        compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
+        beside_ns = self.communication.covered_ns(work.start_ns, work.start_ns + compute_ns)
+        return Computed(compute_ns, beside_ns, self.kind)
+
+
+def record(rank: RankEvents, work: Work, ends: Ends) -> Recorded:
+    """Return what replays of a rank are made of, from its operations and those with which its steps end."""
+    trace, dependencies = rank.trace, rank.dependencies()
+    activities, row_of = trace.activities, positions(work.activity, len(trace.activities))
+    producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
+    inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
+    is_copy = (activities.kind[work.activity] == Kind.COPY) & (activities.lane[work.activity] == rank.compute_stream)
+    return Recorded(
+        work=work,
+        stream=dependencies.stream[work.activity],
+        place=dependencies.place[work.activity],
+        thread=take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity]),
+        kind=_kinds(trace, work.activity),
+        producer=producer[inside],
+        consumer=consumer[inside],
+        syncs=rank.host_calls,
+        main_thread=rank.main_thread,
+        communication=rank.union_of(Category.COMMUNICATION),
+        copies=np.flatnonzero(is_copy),
+        waits_in_backward=waits_in_backward(rank)[0],
+        ends=ends,
+    )
+
+
+@dataclass(frozen=True)
 class Times(Table):
     """The times of one device and its host between which links exist; each comes after those on which it depends.
 
@@ -145,7 +213,7 @@ class Links(Table):
         length_ns: The length of the link.
         is_duration: 1 if the length is the duration of a collective, else 0.
         compute_ns: How much of the length is compute, which communication may slow. Kinds of kernels that it slows more
-            than others count more; see :func:`weigh`.
+            than others count more. 0 until :func:`weigh` counts it.
         beside_ns: How much of ``compute_ns`` ran at the same time as communication.
         first_row, end_row: ``compute_ns`` is the compute of the rows of :class:`Work` from ``first_row`` up to, but
             without, ``end_row``.
@@ -195,7 +263,6 @@ class Replay:
     times: Times
     links: Links
     ends: Ends
-    computed: Computed
 
     @cached_property
     def heads(self) -> Ints:
@@ -229,32 +296,21 @@ class Without:
 NOTHING = Without()
 
 
-def find_replay(
-    rank: RankEvents, work: Work, computed: Computed, ends: Ends, without: Without = NOTHING
-) -> Replay | None:
-    """Return the times of a device and the links between them.
+def find_replay(recorded: Recorded, without: Without = NOTHING) -> Replay | None:
+    """Return the times of a device and the links between them, whose compute :func:`weigh` counts.
 
     Args:
-        rank: The rank.
-        work: Its operations.
-        computed: What they computed.
-        ends: The rows of ``work`` with which each step ends.
+        recorded: What the trace holds of the rank.
         without: What is left out.
 
     Returns:
         The replay; ``None`` if a link contradicts the order of the calls.
     """
-    # Work and dependencies between streams: each ``consumer`` waits for the end of its ``producer``; rows of ``work``.
-    trace, dependencies, syncs, main_thread = rank.trace, rank.dependencies(), rank.host_calls, rank.main_thread
-    stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
-    row_of = positions(work.activity, len(trace.activities))
-    producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
-    inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
-    producer, consumer = producer[inside], consumer[inside]
-
+    work, stream, place, ends = recorded.work, recorded.stream, recorded.place, recorded.ends
+    producer, consumer, syncs, main_thread = recorded.producer, recorded.consumer, recorded.syncs, recorded.main_thread
     is_collective, own_ns = work.is_collective, _added_to_stream(work, without)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
-    spared_ns, spared_syncs_ns = _spared_launches(rank, work, without)
+    spared_ns, spared_syncs_ns = _spared_launches(recorded, without)
     launch_ns = np.where(work.bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
@@ -281,8 +337,7 @@ def find_replay(
     is_there = np.ones(len(work), np.bool_)
     is_there[without.rows] = False
     launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN) & is_there)
-    thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity[launched]])
-    after = syncs.last_before(thread, main_thread, work.launch_ns[launched], place[launched])
+    after = syncs.last_before(recorded.thread[launched], main_thread, work.launch_ns[launched], place[launched])
     due_ns = launch_ns[launched] - upto_ns[launched] + own_ns[launched]
     first, last = _latest_of_each(due_ns, next_kept[launched], after)
     latest_ns, latest = due_ns[last], launched[last]
@@ -317,7 +372,7 @@ def find_replay(
         column[: len(known)] = known
     nothing = np.zeros_like(tail)
     links = Links(tail, head, length_ns, is_duration, nothing, nothing, first_row, end_row, nothing)
-    return weigh(Replay(times, links, ends, computed)) if np.all(tail < head) else None
+    return Replay(times, links, ends) if np.all(tail < head) else None
 
 
 def _added_to_stream(work: Work, without: Without) -> Ints:
@@ -331,13 +386,6 @@ def _added_to_stream(work: Work, without: Without) -> Ints:
     own_ns = lag_ns + np.where(work.is_collective, 0, work.end_ns - work.start_ns)
     own_ns[without.rows] = lag_ns[without.rows] if without.leaves_gaps else 0
     return own_ns
-
-
-def find_computed(rank: RankEvents, work: Work) -> Computed:
-    """Return how long each operation computes, how much of that beside communication, and its kind."""
-    compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
-    beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(work.start_ns, work.start_ns + compute_ns)
-    return Computed(compute_ns, beside_ns, _kinds(rank.trace, work.activity))
 
 
 def _next_on_stream(kept: Ints, stream: Ints) -> Ints:
@@ -412,15 +460,16 @@ def _kinds(trace: Trace, activity: Ints) -> Ints:
     return of_name[name_id]
 
 
-def weigh(replay: Replay, weights: Mapping[str, float] | None = None) -> Replay:
-    """Return the replay with the compute of each link counted anew, weighted by the kinds of its operations.
+def weigh(replay: Replay, computed: Computed, weights: Mapping[str, float]) -> Replay:
+    """Return the replay of a rank with the compute of each link, weighted by the kinds of its operations.
 
     Args:
         replay: The replay.
+        computed: What the operations of the rank computed.
         weights: A factor for each kind of kernels; 1 for kinds without one.
     """
-    links, computed = replay.links, replay.computed
-    of_kind = np.array([(weights or {}).get(kind, 1.0) for kind in (*KINDS, OTHER)])[computed.kind]
+    links = replay.links
+    of_kind = np.array([weights.get(kind, 1.0) for kind in (*KINDS, OTHER)])[computed.kind]
 
     def along(of_each_ns: Ints) -> Ints:
         """Return, for each link, the weighted sum over its operations: a difference of two cumulative sums."""
@@ -432,7 +481,7 @@ def weigh(replay: Replay, weights: Mapping[str, float] | None = None) -> Replay:
     return replace(replay, links=replace(links, compute_ns=weighted[0], beside_ns=weighted[1]))
 
 
-def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[Ints, Ints]:
+def _spared_launches(recorded: Recorded, without: Without) -> tuple[Ints, Ints]:
     """Return how much earlier the host launches each operation, and begins each wait, without the left-out launches.
 
     A launch takes the time since the launch before it on its thread, or since the end of the thread's last wait, but at
@@ -440,14 +489,13 @@ def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[In
     the operation that it waits for ends.
 
     Returns:
-        Nanoseconds for each row of ``work``, and for each call of ``rank.host_calls``.
+        Nanoseconds for each operation, and for each call in which the host could wait.
     """
-    syncs, trace = rank.host_calls, rank.trace
+    syncs, work, thread = recorded.syncs, recorded.work, recorded.thread
     spared_ns, of_syncs_ns = np.zeros(len(work), np.int64), np.zeros(len(syncs.start_ns), np.int64)
     if not len(without.rows):
         return spared_ns, of_syncs_ns
     launch_ns = work.launch_ns
-    thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity])
     is_spared = np.zeros(len(work), np.bool_)
     is_spared[without.rows] = True
     for one in distinct(thread[is_spared & (launch_ns != NO_TIME)]):
@@ -455,7 +503,7 @@ def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[In
         rows = np.flatnonzero((thread == one) & (launch_ns != NO_TIME))
         rows = rows[np.argsort(launch_ns[rows], kind="stable")]
         at = launch_ns[rows]
-        own = np.flatnonzero(np.isin(syncs.thread, [one, rank.main_thread]))
+        own = np.flatnonzero(np.isin(syncs.thread, [one, recorded.main_thread]))
         own = own[np.argsort(syncs.end_ns[own], kind="stable")]
         # ``took_ns``: what each left-out launch takes. ``upto_ns``: the sum of that before each launch.
         last = np.searchsorted(syncs.end_ns[own], at, side="right") - 1
@@ -522,7 +570,7 @@ def join_replays(
     ends = concatenate(
         *(replace(one.ends, row=place[one.ends.row + offset]) for one, offset in zip(replays, first, strict=False))
     )
-    return (Replay(times, links, ends, replays[0].computed), place) if np.all(links.tail < links.head) else None
+    return (Replay(times, links, ends), place) if np.all(links.tail < links.head) else None
 
 
 def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -85,30 +86,34 @@ def gain_of_steps(gains_ns: Sequence[int], *, is_mean: bool = False) -> Gain:
 class WhatIf:
     """Replays the steps of a run.
 
-    ``slowed`` returns by how much communication slows compute; it is called only if something is replayed. ``reason``
-    is why nothing can be replayed, ``None`` if that is possible.
+    ``slowed`` returns by how much communication slows compute; it is called only if something is replayed.
     """
 
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork], slowed: Callable[[], Slowed]) -> None:
         self._run, self._ranks, self._slowed = run, ranks, slowed
-        self.reason = next((one.reason for one in ranks if one.reason), None)
-        if not self.reason and not all(one.replay for one in ranks):
-            self.reason = CALLS_OUT_OF_ORDER
-        if not self.reason and run.alignment.residual_p95_ns is None:
-            self.reason = NO_COMMON_CLOCK
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Why nothing can be replayed; ``None`` if that is possible."""
+        reason = next((one.reason for one in self._ranks if one.reason), None)
+        if reason:
+            return reason
+        if not all(one.replay for one in self._ranks):
+            return CALLS_OUT_OF_ORDER
+        return NO_COMMON_CLOCK if self._run.alignment.residual_p95_ns is None else None
 
     def knows(self, what: str) -> bool:
         """Return whether :meth:`without` has an answer: some rank has ``what``, or there is a reason for no gain."""
-        return bool(self.reason) or any(what in one.without for one in self._ranks)
+        return bool(self.reason) or any(what in one.left_out for one in self._ranks)
 
     def without(self, what: str) -> Gain:
-        """Return the gain without ``what``: a key of :attr:`.critical_path.RankWork.without`, such as ``COPIES``."""
+        """Return the gain without ``what``: a key of :attr:`.critical_path.RankWork.left_out`, such as ``COPIES``."""
         # If the gaps before it may stay, the interval covers the results with and without them.
-        gain = self._gain([one.without.get(what, one.replay) for one in self._ranks])
+        gain = self._gain([one.replay_without(what) for one in self._ranks])
         with_gaps = f"{what}{WITH_GAPS}"
-        if gain.low_ns is None or gain.high_ns is None or not any(with_gaps in one.without for one in self._ranks):
+        if gain.low_ns is None or gain.high_ns is None or not any(with_gaps in one.left_out for one in self._ranks):
             return gain
-        other = self._gain([one.without.get(with_gaps, one.replay) for one in self._ranks])
+        other = self._gain([one.replay_without(with_gaps) for one in self._ranks])
         ends = [end for end in (other.low_ns, other.high_ns) if end is not None]
         return replace(gain, low_ns=min(gain.low_ns, *ends), high_ns=max(gain.high_ns, *ends))
 
@@ -141,8 +146,13 @@ class WhatIf:
         slowed = self._slowed()
         # Kinds of kernels that communication slows more than the average count more.
         weights = {kind: share / slowed.share for kind, share in slowed.by_kind} if slowed.share else {}
-        changed = [weigh(one, weights) for one in replays if one is not None]
-        before = self._join([weigh(one.replay, weights) for one in self._ranks if one.replay])
+        computed = [one.recorded.computed for one in self._ranks if one.recorded]  # of all, as there is no reason
+
+        def weighed(replays: Sequence[Replay | None]) -> list[Replay]:
+            return [weigh(one, of, weights) for one, of in zip(replays, computed, strict=True) if one is not None]
+
+        changed = weighed(replays)
+        before = self._join(weighed([one.replay for one in self._ranks]))
         after = self._join(changed, choose, late) if len(changed) == len(replays) else None
         if before is None or after is None:
             return unknown_gain(CLOCKS_CONTRADICT if len(changed) == len(replays) else CALLS_OUT_OF_ORDER)

@@ -521,7 +521,7 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0
     work = find_work(rank)
-    stream = rank.dependencies().stream[work.activity]
+    stream, place = (column[work.activity] for column in (rank.dependencies().stream, rank.dependencies().place))
     bound_ns = work.bound_ns
     rows = np.flatnonzero(work.is_collective & (bound_ns != NO_TIME))
     # Collectives that began later than they could, and the operations that ended shortly before each of them began:
@@ -535,7 +535,7 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     last = np.searchsorted(work.end_ns[by_end], work.start_ns[late], side="right")
     # Held up until an operation launched before it began; else until one of another stream ended that ran already when
     # the collective could have begun.
-    is_held = find_held_ns(rank, work)[late] > NEXT_NS
+    is_held = find_held_ns(work, stream, place)[late] > NEXT_NS
     found = int(np.count_nonzero(is_held))
     late, first, last = late[~is_held], first[~is_held], last[~is_held]
     for row, low, high in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):

@@ -16,6 +16,7 @@ from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical import critical_path
 from ddp_prof.analyze.critical.critical_path import (
     NO_HOST_PATH,
+    NOT_ASKED,
     Chains,
     StepPath,
     find_rank_work,
@@ -113,6 +114,17 @@ def test_the_path_goes_through_a_collective_between_kernels_of_its_stream() -> N
     path = path_of(device.trace(has_step=True))
     assert parts_of(path) == (4 + 3, 12, 0)
     assert [(one.index, one.on_path_ns) for one in path.collectives] == [(0, 12)]
+
+
+def test_paths_without_gains_are_followed_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = one_bucket(kernel=4, collective=12, then=6).trace(has_step=True)
+    (rank,) = find_rank_events(trace)
+    run, work = analyze_trace(trace, [rank]), [find_rank_work(rank)]
+    (path,) = measure_critical_paths(run, work).steps
+    unknown = tuple(replace(one, gain_ns=None) for one in path.collectives)
+    monkeypatch.setattr(critical_path, "find_replay", None)  # as it is not called
+    found = measure_critical_paths(run, [find_rank_work(rank)], with_gains=False)
+    assert (found.steps, found.gain_reason) == ((replace(path, collectives=unknown),), NOT_ASKED)
 
 
 def test_the_path_leaves_out_what_has_slack() -> None:
