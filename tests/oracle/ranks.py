@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from ddp_prof.trace import Category, Kind, Trace
 from tests.oracle.recorded import Recorded, clocks_disagree, launches_of, lost_launches, read
@@ -416,8 +416,24 @@ def _incomplete(
         if other in found and one in whole and overlap and is_off:
             beside.append(one)
     if not is_off:
-        beside += [s for s in whole if any(later.start > s.start and ends[id(s)] > later.start for later in found)]
+        reach = max(
+            (b - a for a, b in combinations(range(len(steps)), 2) if _overlap(steps[a], steps[b], whole, begins, ends)),
+            default=0,
+        )
+        is_known = any(begins[id(b)] is not None for _, b in both)
+        for place, one in enumerate(steps):
+            later = steps[place + 1 : place + 1 + reach] if is_known else steps[place + 1 :]
+            if one in whole and any(other in found and ends[id(one)] > other.start for other in later):
+                beside.append(one)
     return [s for s in steps if s in found or s in beside]
+
+
+def _overlap(
+    one: Step, other: Step, whole: list[Step], begins: dict[int, int | None], ends: dict[int, int]
+) -> bool:
+    """Whether both are complete, and the later one had begun on the device before the end of the other's work."""
+    begin = begins[id(other)]
+    return one in whole and other in whole and begin is not None and begin < ends[id(one)]
 
 
 def _timeless_launches(trace: Trace, process: int) -> list[int | None]:

@@ -82,28 +82,38 @@ def _steps_of_events(rank: RankEvents, is_incomplete: Mask) -> Ints:
 def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
     """Return a mask of the complete steps beside which work of an incomplete step may have run, which was lost.
 
-    These are steps whose work on the device had not ended when an incomplete step began on the host. If steps of this
-    rank overlap on the device, they are also steps that follow an incomplete step::
+    These are steps whose work on the device had not ended when an incomplete step began on the host, if complete steps
+    so far apart overlap on the device, or no two complete steps follow each other, which would show it. If steps of
+    this rank overlap on the device, they are also steps that follow an incomplete step::
 
+        step 3 on the device  #####
         step 4 on the host    |------|
-        step 4 on the device     ########
+        step 4 on the device     ########     steps 3 and 4 overlap
         step 5 on the host           |------|   its work was lost
         doubtful                     ####       so step 4 is left out, too
 
     If the clocks of host and device disagree, both neighbours of an incomplete step are doubtful if steps overlap.
     """
-    # When the next incomplete step after each step begins: the minimum of such starts, from the last step on.
-    never = np.iinfo(np.int64).max
-    begins_ns = np.where(is_incomplete, rank.steps.start_ns, never)
-    next_lost_ns = np.append(np.minimum.accumulate(begins_ns[::-1])[::-1][1:], never)
-    ended_ns = last_by_step(rank.events.end_ns, rank.events.step, len(rank.steps))
+    # The next incomplete step after each step: the minimum of such positions, from the last step on.
+    never, count = np.iinfo(np.int64).max, len(rank.steps)
+    place = np.arange(count)
+    next_lost = np.append(np.minimum.accumulate(np.where(is_incomplete, place, count)[::-1])[::-1][1:], count)
+    ended_ns = last_by_step(rank.events.end_ns, rank.events.step, count)
     rows = rank.events.step != UNKNOWN
-    begun_ns = np.full(len(rank.steps), never)
+    begun_ns = np.full(count, never)
     np.minimum.at(begun_ns, rank.events.step[rows], rank.events.start_ns[rows])
-    # Whether two complete steps that follow each other overlap on the device.
+
+    # How many steps apart complete steps are that overlap on the device: after a step, the last one that began before
+    # its end. `least_ns` is the first start of each step and all after it, so it is in order.
+    least_ns = np.minimum.accumulate(np.where(is_incomplete, never, begun_ns)[::-1])[::-1]
+    apart = (np.searchsorted(least_ns, ended_ns) - 1 - place)[~is_incomplete]
     pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != never)
     overlap = np.any(pairs & (ended_ns[:-1] > begun_ns[1:]))
     follows = np.append(False, is_incomplete[:-1]) & overlap
-    before = np.append(is_incomplete[1:], False) & overlap if rank.clocks_disagree else ended_ns > next_lost_ns
+    if rank.clocks_disagree:
+        before = np.append(is_incomplete[1:], False) & overlap
+    else:
+        is_near = next_lost - place <= (apart.max(initial=0) if pairs.any() else count)
+        before = is_near & (ended_ns > np.append(rank.steps.start_ns, never)[next_lost])
     doubtful: Mask = ~is_incomplete & (before | follows)
     return doubtful

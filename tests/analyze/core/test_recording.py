@@ -355,6 +355,28 @@ class TestClocksThatDisagree:
         assert steps_of(launching(shifted(trace, -500))) == [0, 1, 5]
 
 
+AHEAD = {f"step {number}": "." * 2 * number + "##" for number in range(6)}
+"""The host has launched all six steps before the device has ended the first two."""
+
+
+def test_a_lost_step_leaves_those_before_it_where_steps_follow_each_other() -> None:
+    """None of them had ended when step 4 began on the host, and none counted; but no step runs beside another one."""
+    trace = draw_trace(
+        ranges=AHEAD, launches={"main": "a.b.c.d.e.f."}, streams={7: "..........aaaaabbbbbcccccddddd.....fffff"}
+    )
+    assert steps_of(launching(trace)) == [0, 1, 2, 3, 5]
+
+
+def test_a_lost_step_leaves_out_the_ones_that_overlap_steps_so_far_ahead() -> None:
+    """Each step's communication runs beside the next step's compute, so that of step 4's is not known to be alone."""
+    trace = draw_trace(
+        ranges=AHEAD,
+        launches={"main": "aMbNcOdPeQf."},
+        streams={7: "..aaaaabbbbbcccccddddd.....fffff", 8: ".......MMMMMNNNNNOOOOOPPPPPQQQQQ"},
+    )
+    assert steps_of(launching(trace)) == [0, 1, 2]
+
+
 def one_rank(trace: Trace) -> RankOverlap:
     (rank,) = measure_overlap(trace).ranks
     return rank
