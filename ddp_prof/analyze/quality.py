@@ -119,6 +119,7 @@ class Diagnostics:
         busy_ns, collectives: Time of compute, and number of collectives, by process, device and stream.
         compute_ns: By name, the summed time of the kernels that count as compute.
         kernels_ns: Summed time of all kernels.
+        silent: Number of processes that train by their ranges, and of which neither a launch nor work was recorded.
     """
 
     about_trace: tuple[str, ...] = ()
@@ -139,6 +140,12 @@ class Diagnostics:
     collectives: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
     compute_ns: Counter[str] = field(default_factory=Counter)
     kernels_ns: int = 0
+    silent: int = 0
+
+    @property
+    def unrecorded(self) -> int:
+        """How many processes seem to train though nothing of their work was recorded."""
+        return self.silent + sum(self.lost[process] == launches > 0 for process, launches in self.launches.items())
 
     def busiest_stream(self, process: int, device: int | None) -> int:
         """Return the stream of a device with most compute time, ``UNKNOWN`` if there is none."""
@@ -277,6 +284,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
         collectives=collectives,
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
         kernels_ns=int(duration.sum()),
+        silent=sum(1 for _ in _silent_processes(trace, ranks)),
     )
 
 
@@ -374,7 +382,17 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
 
 
 def _warn_about_silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
-    """Yield a line for each process that trains by its ranges, and of which neither a launch nor work was recorded.
+    """Yield a line for each process that trains by its ranges, and of which neither a launch nor work was recorded."""
+    for process, named in _silent_processes(trace, ranks):
+        what = f"calls collectives, by ranges such as '{named[0]}'" if named else "has ranges of steps"
+        yield (
+            f"process {process} {what}, but neither its launches nor its work on a device were recorded: what this "
+            "process did is in no figure"
+        )
+
+
+def _silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield each process that trains by its ranges but has neither launch nor work, and its names of collectives.
 
     Other processes without work may have ranges, too, for example those that load data.
     """
@@ -385,11 +403,7 @@ def _warn_about_silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> I
             continue
         named = named_collectives(trace, process)
         if named or len(find_steps(trace, process)[0]):
-            what = f"calls collectives, by ranges such as '{named[0]}'" if named else "has ranges of steps"
-            yield (
-                f"process {process} {what}, but neither its launches nor its work on a device were recorded: what this "
-                "process did is in no figure"
-            )
+            yield process, named
 
 
 def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:

@@ -42,7 +42,7 @@ class RootCause:
         step_ns: Sum of the step's length over all ranks; ``None`` if not known.
         operation: Operation of the collective. The attributes from here on describe the collective, if not stated
             otherwise.
-        knows_wait: Whether its waits can be distinguished from transfer.
+        knows_wait: Whether its waits can be distinguished from transfer, on all ranks that take part in it.
         collectives_per_step: Number of collectives of one rank in the step.
         alike_per_step: Number of these with the same value of ``Collective.blocking`` as the collective.
         same_operation_per_step: Number of these with the same operation.
@@ -165,6 +165,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         return None
     typical = found.typical_step
     step, rows = found.of_step(typical), found.rows_of_step(typical)
+    places = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank]
     are_gradients = [
         bool(one) for rank, of_rank in zip(run.ranks, rows, strict=True) for one in carry_gradients(rank)[of_rank]
     ]
@@ -207,7 +208,8 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         why=pair[1],
         pair_ns=pairs[pair],
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
-        knows_wait=all(collective.exposed_wait_ns is not None for collective in own),
+        knows_wait=all(collective.exposed_wait_ns is not None for collective in own)
+        and _has_all_parts(run, own[0], *places[step.index(own[0])]),
         collectives_per_step=len(mine),
         operation=own[0].op,
         blocking=own[0].blocking,
@@ -235,6 +237,19 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         exceeds_others=_exceeds_others(own[0], of_pass),
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
     )
+
+
+def _has_all_parts(run: RunAnalysis, one: Collective, rank: int, row: int) -> bool:
+    """Return whether all ranks of a collective are among the traces; where one is not, it may have arrived last.
+
+    It is the collective in this row of the timings of the run's rank with this index.
+    """
+    if one.ranks is None:  # those that are among the traces take part, or have another communicator
+        world = max((of_run.world_size or 0 for of_run in run.ranks), default=0)
+        recorded = sum(len(of_run.timings) > 0 for of_run in run.ranks)
+        return not run.unrecorded and recorded == max(len(run.ranks), world)
+    matches = run.matches.rows
+    return int((matches[matches[:, rank] == row] != UNKNOWN).sum()) >= one.ranks
 
 
 def _exceeds_others(one: Collective, of_pass: Sequence[Collective]) -> bool:

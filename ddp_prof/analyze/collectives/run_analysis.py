@@ -283,6 +283,7 @@ class RunAnalysis(Brief):
         manifest: Content of the run's ``run.json``; ``None`` if there is none.
         ranks: Ordered by rank, process and device.
         files: Number of files.
+        unrecorded: Number of processes that seem to train though nothing of their work was recorded.
     """
 
     trace: Path
@@ -293,6 +294,7 @@ class RunAnalysis(Brief):
     trace_warnings: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     files: int = 1
+    unrecorded: int = 0
 
     @property
     def has_steps(self) -> bool:
@@ -415,6 +417,7 @@ def analyze_trace(
         ranks=tuple(trim_compute(find_timings(rank), to_draw=to_draw) for rank in ranks),
         trace_warnings=diagnostics.warnings(),
         caveats=diagnostics.all_caveats,
+        unrecorded=diagnostics.unrecorded,
     )
 
 
@@ -436,6 +439,7 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
         caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         label=label_of_ranks([part.label for part in parts]),
         files=len(parts),
+        unrecorded=sum(part.unrecorded for part in parts),
         trace_warnings=(
             *notes,
             *warn_world_sizes(rank.world_size for rank in every),

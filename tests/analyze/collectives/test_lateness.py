@@ -151,6 +151,22 @@ def test_it_costs_the_same_whether_pictures_are_drawn_or_not(tmp_path: Path) -> 
     assert costs[0] == costs[1]
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["number of ranks", "launches alone"])
+def test_where_a_rank_is_missing_what_may_be_waiting_is_not_said_to_be_transfer(is_told: bool, tmp_path: Path) -> None:
+    """The rank that is not there is late: its file was not given, or its profiler lost the kernels."""
+    capture, process = job(6), 100 + LATE
+    if is_told:
+        kernels = [one for one in capture.kernels if one.process != process]
+        ranges = [one for one in capture.ranges if one.process != process]
+    else:
+        kernels = [replace(one, is_lost=one.process == process) for one in capture.kernels]
+        ranges = [one for one in capture.ranges if not one.name.startswith("process|")]
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", replace(capture, kernels=kernels, ranges=ranges)))
+    cause = root_cause_headline(run.root_cause()).text
+    assert "queued behind another collective" in cause
+    assert "fewer bytes or a faster link would help, if these transfer rather than wait" in cause
+
+
 def one_step(rank: int, calls: list[tuple[str, int, int, int]]) -> Capture:
     """A step of 40 ms with these calls: (kernel, stream, start, end in ms) or (record or wait, stream, event, 0)."""
     process = 100 + rank
