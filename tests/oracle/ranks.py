@@ -428,9 +428,7 @@ def _incomplete(
     return [s for s in steps if s in found or s in beside]
 
 
-def _overlap(
-    one: Step, other: Step, whole: list[Step], begins: dict[int, int | None], ends: dict[int, int]
-) -> bool:
+def _overlap(one: Step, other: Step, whole: list[Step], begins: dict[int, int | None], ends: dict[int, int]) -> bool:
     """Whether both are complete, and the later one had begun on the device before the end of the other's work."""
     begin = begins[id(other)]
     return one in whole and other in whole and begin is not None and begin < ends[id(one)]
