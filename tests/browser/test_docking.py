@@ -15,7 +15,7 @@ def page(once: Once) -> Path:
     return once(write_page) / "run.html"
 
 
-@pytest.mark.parametrize("width", [1400, 1100])
+@pytest.mark.parametrize("width", [1400, pytest.param(1100, marks=pytest.mark.nightly)])
 def test_nothing_moves_when_boxes_are_selected(visit: Visit, page: Path, width: int) -> None:
     """A click shrank the lanes and wrapped the legend, so that what was clicked moved away."""
     visit.resize(width, 900)
@@ -46,7 +46,7 @@ def test_details_of_a_low_box_lie_above(visit: Visit, page: Path) -> None:
     assert (pane["top"], pane["bottom"] < y) == (0, True)
 
 
-@pytest.mark.parametrize("width", [1000, 390])
+@pytest.mark.parametrize("width", [pytest.param(1000, marks=pytest.mark.nightly), 390])
 def test_on_a_narrow_page_they_stay_below(visit: Visit, page: Path, width: int) -> None:
     visit.resize(width, 844)
     visit.open_timeline(page)

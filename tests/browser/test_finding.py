@@ -46,6 +46,7 @@ class TestSearch:
             assert window(visit)[1] - window(visit)[0] == pytest.approx(span), "does not zoom"
         assert titles == ["compute a", "compute b", "compute c", "compute d", "compute a"]
 
+    @pytest.mark.nightly  # the gate does it in test_walk.py
     def test_enter_moves_f_zooms_and_backspace_goes_back(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
         views = [window(visit)]
@@ -115,6 +116,7 @@ class TestFilter:
         assert visit.is_at("*#step=all")
 
 
+@pytest.mark.nightly  # the gate does it in test_walk.py
 def test_details_lead_to_launch_and_back(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, gpu_trace()))
     visit.click(device_label(visit, "compute", 9))
@@ -127,6 +129,7 @@ def test_details_lead_to_launch_and_back(visit: Visit, tmp_path: Path) -> None:
 
 
 class TestAddress:
+    @pytest.mark.nightly  # the gate does it in test_walk.py
     def test_another_visit_shows_the_same_selection(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
         visit.click(device_label(visit, "compute", 2 * US))
@@ -140,6 +143,7 @@ class TestAddress:
         assert visit.ask("page.selection") == seen[2]
         assert visit.complaints == []
 
+    @pytest.mark.nightly  # the gate does it in test_walk.py
     def test_a_measured_range_is_shaded_and_in_the_address(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         shade = "page.element.data.find(({ fillcolor }) => fillcolor === page.element.layout.font.color + '22')"
@@ -182,6 +186,7 @@ class TestAddress:
         assert visit.complaints == []
 
 
+@pytest.mark.nightly  # the gate does it in test_walk.py
 def test_the_worst_stretch_is_shown_with_its_step(visit: Visit, tmp_path: Path) -> None:
     """Three steps whose all-reduce blocks for 5, 20 and 10 us."""
     capture = write_capture(tmp_path / "x.sqlite", bucket_steps(15, 30, 20), "2023.4")

@@ -86,6 +86,7 @@ def test_shift_and_drag_measure_a_range(visit: Visit, page: Path) -> None:
     assert sums(visit, "by category")["communication (communication)"] == ["2", f"{expected} ns"]
 
 
+@pytest.mark.nightly  # the gate does it in test_walk.py
 def test_f_zooms_to_what_is_selected(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     visit.ask("page.showAll()")
@@ -115,6 +116,7 @@ def test_double_click_zooms_in(visit: Visit, page: Path) -> None:
     assert high - low == pytest.approx((end - start) / 2)
 
 
+@pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_shown.py
 def test_the_axis_has_the_unit_of_its_window(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     visit.ask("(page.data.start = 0, page.data.end = 1e10, page.data.margin = 0)")

@@ -14,22 +14,6 @@ def chosen(visit: Visit) -> list[str]:
     return visit.texts("tr.chosen > *")
 
 
-def test_a_kernel_is_shown_in_the_timeline_and_leads_back_to_its_row(visit: Visit, two_ranks: Path) -> None:
-    visit.go((two_ranks / "x-kernels.html").as_uri())
-    visit.click("role=link[name='gemm']")
-    assert visit.text("#details h2") == "gemm"
-    assert visit.value("#search") == '"gemm"'
-    step = visit.ask("page.data.typical")
-    assert details(visit)["step"] == str(step), "it stays where the page opens"
-    assert visit.is_at("*&search=%22gemm%22&box=*")
-    visit.click("role=link[name='in the table of kernels']")
-    row = chosen(visit)
-    assert (row[0], visit.count("tr.chosen")) == ("gemm", 1)
-    visit.back()
-    assert visit.text("#details h2") == "gemm", "the address shows the same"
-    assert visit.complaints == []
-
-
 def test_the_words_above_a_wide_table_end_within_the_page(visit: Visit, two_ranks: Path) -> None:
     """On a narrow page their last letters were cut, as if they went on to the right."""
     visit.resize(680, 900)
@@ -42,8 +26,8 @@ def test_the_words_above_a_wide_table_end_within_the_page(visit: Visit, two_rank
     assert all(right <= limit for right, limit in edges), edges
 
 
-def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(visit: Visit, tmp_path: Path) -> None:
-    """A longer name that holds it is not meant."""
+def test_a_kernel_is_shown_in_the_timeline_and_leads_back_to_its_row(visit: Visit, tmp_path: Path) -> None:
+    """Of kernels of one name that of the same shape and phase is meant, and not a longer name that holds it."""
     more = [
         event("cuda_runtime", "cudaLaunchKernel", ts, "1", tid=2, correlation=number)
         for number, ts in ((7, "60"), (8, "5"), (9, "70"))
@@ -62,7 +46,11 @@ def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(visit: Visit, t
     visit.click("tr:has-text('grid 2x1x1') a:text-is('gemm')")
     known = details(visit)
     assert (known["grid"], known["start"]) == ("2x1x1", "61.0 µs on the axis")
-    assert visit.text("#found") == "3 of 3"
+    assert (visit.value("#search"), visit.text("#found")) == ('"gemm"', "3 of 3")
+    assert visit.is_at("*#search=%22gemm%22&box=*")
     visit.click("role=link[name='in the table of kernels']")
     assert chosen(visit)[:2] == ["gemm", "grid 2x1x1 block 32x1x1"]
+    assert visit.count("tr.chosen") == 1
+    visit.back()
+    assert visit.text("#details h2") == "gemm", "the address shows the same"
     assert visit.complaints == []

@@ -50,6 +50,12 @@ def labels(visit: Visit) -> list[str]:
     return [text[1:] for text in visit.texts("#labels button")]
 
 
+def bar_begins_at_the_left_edge(visit: Visit) -> bool:
+    """With steps and without."""
+    left: float = visit.boxes("h1")[0]["left"]
+    return left == min(box["left"] for box in visit.boxes(".bar button") if box["width"])
+
+
 FOLDED = ["host", "ranges, main thread", "CUDA calls, 2 threads", "compute, stream 7", "communication, stream 9",
           "where time goes"]  # fmt: skip
 
@@ -86,6 +92,7 @@ class TestFolding:
     def test_calls_and_ranges_are_folded_at_first(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         assert labels(visit) == FOLDED
+        assert bar_begins_at_the_left_edge(visit)
         assert visit.ask("page.drawn.some(({ row }) => ['calls', 'ranges'].includes(row.kind))") is False
 
     def test_a_click_on_a_label_unfolds_and_folds(self, visit: Visit, page: Path) -> None:
@@ -115,6 +122,7 @@ class TestFolding:
         visit.fill("#lanes", "")
         assert labels(visit) == FOLDED
 
+    @pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_finding.py
     def test_the_address_tells_what_is_folded(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         visit.ask("page.fold('ranges', false)")
@@ -139,9 +147,10 @@ class TestFolding:
         assert visit.ask("page.rows.filter(({ kind, seen }) => kind === 'ranges' && seen).length") >= 3
 
 
-@pytest.mark.parametrize("name", ["run", "two-lanes"])
+@pytest.mark.parametrize("name", [pytest.param("run", marks=pytest.mark.nightly), "two-lanes"])
 def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, name: str, page: Path) -> None:
     visit.open_timeline(page.with_stem(name))
+    assert bar_begins_at_the_left_edge(visit)
     for height in (700, 900, 1080):
         visit.resize(1400, height)
         (bottom,) = (box["bottom"] for box in visit.boxes(".below"))
@@ -157,16 +166,8 @@ SLOW = """const kept = DecompressionStream;
     return { writable, readable: readable.pipeThrough(slow) }; } };"""
 
 
+@pytest.mark.nightly  # the gate does it in test_first_view.py
 def test_what_the_address_asks_for_is_kept_however_long_reading_takes(tab: Any, page: Path) -> None:
     with prepared_visit(tab, SLOW) as visit:
         visit.go(f"{page.as_uri()}#lanes=stream")
         assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
-
-
-def test_the_bar_begins_at_the_left_edge_with_steps_and_without(visit: Visit, page: Path) -> None:
-    lefts = set()
-    for path in (page, page.with_stem("two-lanes")):
-        visit.open_timeline(path)
-        lefts.add(min(box["left"] for box in visit.boxes(".bar button") if box["width"]))
-        assert visit.boxes("h1")[0]["left"] in lefts
-    assert len(lefts) == 1

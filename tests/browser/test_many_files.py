@@ -31,7 +31,7 @@ def eight(once: Once) -> Path:
 
 def test_each_rank_is_one_bar_and_the_late_one_is_first_and_marked(visit: Visit, eight: Path) -> None:
     visit.resize(1400, 900)
-    visit.open_timeline(eight / "x.html")
+    visit.open_timeline(eight / "x.html", "")
     kinds = visit.ask("page.data.lanes.filter((lane) => lane.seen).map((lane) => lane.kind)")
     assert kinds == ["strip"] * 8
     panels = visit.texts("#labels .panel")
@@ -40,50 +40,34 @@ def test_each_rank_is_one_bar_and_the_late_one_is_first_and_marked(visit: Visit,
     assert not any("arrives last" in panel for panel in panels[1:])
     ranks = visit.boxes("#labels .rank")
     assert max(rank["bottom"] for rank in ranks) < 900 - 100, "all eight and their axis, without scrolling"
+    texts = visit.ask("page.element.data.flatMap(({ text }) => text ?? [])")
+    assert texts.count("exposed communication 15.0 ms") == 7, "a low bar says its length on the same line"
+    told = visit.text("#in-view")
+    assert "rank" not in told, "the sentence above names ends and not eight files"
+    assert told.endswith(" · 0 % overlapped")
+
+    late, other = panels
+    assert late.startswith("x, rank 1")
+    assert other.startswith("x, rank 0")
+    titles = visit.each("#labels .rank", "(each) => each.title")
+    assert titles[:2] == ["", ""], "facts that each file repeats are above the first"
+    assert all(title.startswith(f"x, rank {rank}") for rank, title in enumerate(titles[2:], 2))
+    assert {title[len("x, rank 2") :] for title in titles[2:]} == {other[len("x, rank 0") :]}
+
+    for width, pitch in ((390, 65), (1400, 24)):
+        visit.resize(width, 500)
+        tops = [rank["top"] for rank in visit.boxes("#labels .rank")]
+        assert [below - above for above, below in pairwise(tops[1:])] == [pitch] * 6, "a line more for a rank more"
+
     visit.click("#lanes-chip")
     assert len(visit.ask("page.data.lanes.filter((lane) => lane.seen).map((lane) => lane.kind)")) > 8
-    assert visit.url.endswith("lanes=")
+    assert visit.is_at("*lanes=")
     visit.reload()
     assert not visit.is_seen("#lanes-chip"), "the address keeps what the reader chose"
     assert visit.complaints == []
 
 
-def test_a_rank_more_takes_a_line_more(visit: Visit, eight: Path) -> None:
-    """So that 64 ranks are two screens; a row of them took 91 pixels."""
-    visit.open_timeline(eight / "x.html")
-    for width, pitch in ((1400, 24), (390, 65)):
-        visit.resize(width, 500)
-        tops = [rank["top"] for rank in visit.boxes("#labels .rank")]
-        assert [below - above for above, below in pairwise(tops[1:])] == [pitch] * 6
-
-
-def test_a_low_bar_says_its_length_on_the_same_line(visit: Visit, eight: Path) -> None:
-    visit.resize(1400, 900)
-    visit.open_timeline(eight / "x.html", "")
-    texts = visit.ask("page.element.data.flatMap(({ text }) => text ?? [])")
-    assert texts.count("exposed communication 15.0 ms") == 7
-
-
-def test_facts_that_each_file_repeats_are_above_the_first_and_in_the_tooltips_of_the_others(
-    visit: Visit, eight: Path
-) -> None:
-    visit.open_timeline(eight / "x.html")
-    late, other = visit.texts("#labels .panel")
-    assert late.startswith("x, rank 1")
-    assert other.startswith("x, rank 0")
-    titles = visit.each("#labels .rank", "(each) => each.title")
-    assert titles[:2] == ["", ""]
-    assert all(title.startswith(f"x, rank {rank}") for rank, title in enumerate(titles[2:], 2))
-    assert {title[len("x, rank 2") :] for title in titles[2:]} == {other[len("x, rank 0") :]}
-
-
-def test_the_sentence_above_names_ends_and_not_eight_files(visit: Visit, eight: Path) -> None:
-    visit.open_timeline(eight / "x.html", "")
-    text = visit.text("#in-view")
-    assert "rank" not in text
-    assert text.endswith(" · 0 % overlapped")
-
-
+@pytest.mark.nightly  # in every gate without a page: tests/present/charts/test_ranks.py
 def test_the_index_has_one_bar_per_rank(visit: Visit, eight: Path) -> None:
     visit.go((eight / "index.html").as_uri())
     rows = visit.ask("document.querySelector('#chart-ranks').data[0].x.length")
@@ -91,6 +75,7 @@ def test_the_index_has_one_bar_per_rank(visit: Visit, eight: Path) -> None:
     assert "arrives last" in visit.text("#chart-ranks")
 
 
+@pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_facts.py
 @pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
 def test_e_reaches_the_tail_of_a_real_step_in_three_presses(visit: Visit, tmp_path: Path) -> None:
     """It was sixty presses away, behind slivers of a microsecond."""

@@ -29,22 +29,14 @@ def two_runs(once: Once) -> Path:
     return once(write_two_runs)
 
 
-def test_a_report_opens_from_disk(visit: Visit, two_runs: Path) -> None:
+def test_a_report_opens_from_disk_and_its_pages_lead_to_each_other(visit: Visit, two_runs: Path) -> None:
     visit.open(two_runs / "index.html")
     assert "device: cpu" in visit.text()
     assert visit.count("tbody tr") == 6, "two runs side by side, why each is exposed, what took the time"
+    assert has_one_title_and_smaller_headings_of_sections(visit)
     visit.click('a[href="naive-why.html"] >> nth=0')
     assert visit.count("#collectives .bars .point") > 0
-    visit.back()
-    visit.click('a[href="naive.html"] >> nth=0')
-    assert visit.url == (two_runs / "naive.html").as_uri()
-    assert has_one_title(visit)
-    assert visit.complaints == []
-    assert {url.rpartition("/")[0] for url in visit.requests} == {two_runs.as_uri()}
-
-
-def test_pages_lead_to_each_other(visit: Visit, two_runs: Path) -> None:
-    visit.open(two_runs / "naive-why.html")
+    assert has_one_title_and_smaller_headings_of_sections(visit)
     visit.click('nav a[rel="next"]')
     assert visit.is_at("*/overlap-why.html*")
     assert visit.count('nav a[rel="next"]') == 0
@@ -53,9 +45,11 @@ def test_pages_lead_to_each_other(visit: Visit, two_runs: Path) -> None:
     assert "step 1" in visit.text(".chart:has(#collectives) .title")
     visit.click("role=link[name='timeline']")
     assert visit.ask("page.step") == 1
+    assert has_one_title(visit)
     visit.click("role=link[name='← all runs']")
     assert visit.is_at("*/index.html")
     assert visit.complaints == []
+    assert {url.rpartition("/")[0] for url in visit.requests} == {two_runs.as_uri()}
 
 
 def has_one_title(visit: Visit) -> bool:
@@ -63,16 +57,22 @@ def has_one_title(visit: Visit) -> bool:
     return visit.count("h1") == 1 and len(visit.title) < 80
 
 
-@pytest.mark.parametrize("name", ["index", "naive-why", "naive-kernels"])
-def test_a_page_has_one_title_and_smaller_headings_of_sections(visit: Visit, two_runs: Path, name: str) -> None:
-    visit.go((two_runs / f"{name}.html").as_uri())
-    assert has_one_title(visit)
-    sizes = visit.each("h1, h2", "(each) => getComputedStyle(each).fontSize")
-    assert [float(size.removesuffix("px")) for size in sizes[1:]] == [18.0] * (len(sizes) - 1)
-    assert float(sizes[0].removesuffix("px")) > 18
+def has_one_title_and_smaller_headings_of_sections(visit: Visit) -> bool:
+    title, *sections = (
+        float(size.removesuffix("px")) for size in visit.each("h1, h2", "(each) => getComputedStyle(each).fontSize")
+    )
+    return has_one_title(visit) and title > 18 and set(sections) <= {18.0}
 
 
-@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.nightly), 4, 12])
+def test_the_page_of_kernels_has_one_title_too(visit: Visit, two_runs: Path) -> None:
+    visit.go((two_runs / "naive-kernels.html").as_uri())
+    assert has_one_title_and_smaller_headings_of_sections(visit)
+
+
+BY_NIGHT = [pytest.param(steps, marks=pytest.mark.nightly) for steps in (2, 12)]
+
+
+@pytest.mark.parametrize("steps", [4, *BY_NIGHT])
 def test_the_axis_of_steps_names_each_step_once(steps: int, visit: Visit, tmp_path: Path) -> None:
     """Of few steps there were labels at halves, too, which were rounded: 1 2 2 3 3 4."""
     write_runs(tmp_path, run_of(cpu_run(steps=steps), "overlap"))
@@ -81,7 +81,9 @@ def test_the_axis_of_steps_names_each_step_once(steps: int, visit: Visit, tmp_pa
     assert 1 < len(labels) == len(set(labels))
 
 
-def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Path) -> None:
+def test_a_page_of_one_figure_is_repainted_with_the_readers_look_and_says_its_title_once(
+    visit: Visit, tmp_path: Path
+) -> None:
     palette = theme.LIGHT
     bars = {
         "type": "bar",
@@ -90,9 +92,12 @@ def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Pat
         "marker": {"color": palette.colors[theme.COMMUNICATION]},
         "error_x": {"array": [1], "color": palette.notice},
     }
-    figure = make_chart([bars], title="figure", subtitle="below", height=120, t=100, b=80, l=80, r=80)
-    write_figure(figure, title="figure", page=tmp_path / "figure.html")
+    figure = make_chart([bars], title="once", subtitle="below<br>in two lines", height=120, t=100, b=80, l=80, r=80)
+    write_figure(figure, title="once", page=tmp_path / "figure.html")
     visit.open(tmp_path / "figure.html")
+    assert visit.count("text=once") == 1
+    assert visit.seen_text(".title") == "below\nin two lines"
+    assert visit.each(".title p", "(line) => getComputedStyle(line).fontSize") == ["13px"]
     for scheme, palette in (("light", theme.LIGHT), ("dark", theme.DARK), ("light", theme.LIGHT)):
         visit.prefer(scheme)
         painted = {
@@ -121,16 +126,6 @@ def test_of_two_runs_a_laptop_and_a_phone_show_all_without_scrolling(visit: Visi
     assert f"naive hides 0 %, {HOSTILE_TITLE} 100 % of their communication behind compute" in titles
     assert visit.count(".gtitle") == 0, "the chart does not repeat it"
     assert visit.complaints == []
-
-
-def test_a_page_of_one_figure_says_its_title_once(visit: Visit, tmp_path: Path) -> None:
-    bars = [{"type": "bar", "x": [1], "y": [1]}]
-    figure = make_chart(bars, title="once", subtitle="below<br>in two lines", height=120, t=100, b=80, l=80, r=80)
-    write_figure(figure, title="once", page=tmp_path / "figure.html")
-    visit.open(tmp_path / "figure.html")
-    assert visit.count("text=once") == 1
-    assert visit.seen_text(".title") == "below\nin two lines"
-    assert visit.each(".title p", "(line) => getComputedStyle(line).fontSize") == ["13px"]
 
 
 TRACES = Path(__file__).parents[2] / "traces"

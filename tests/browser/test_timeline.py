@@ -17,7 +17,7 @@ from tests.browser.conftest import Once, Visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run
-from tests.present.timelines import busy_run
+from tests.present.timelines import busy_run, steps_of
 
 HOSTILE_KERNELS = {
     "<script>document.title='owned'</script>": "as it is",
@@ -25,7 +25,7 @@ HOSTILE_KERNELS = {
     "x" * 10_000: "shortened",
     "\N{FIRE} \N{HEBREW LETTER ALEF}\u202ecod.exe": "without control characters",
 }
-KERNELS = 12_000
+KERNELS = 1_600
 
 
 def gpu_run() -> Source:
@@ -91,33 +91,21 @@ class TestDrawing:
         assert visit.title != "owned", "no script but ours could run"
         assert any("Content Security Policy" in complaint for complaint in visit.complaints)
 
-    def test_boxes_show_one_by_one_where_there_is_room(self, busy: Visit) -> None:
-        individual = """page.drawn.filter(({ row }) => row.kind === "compute").map(({ boxes, cells }) =>
-            [boxes.length, cells.length])"""
-        ((boxes, cells),) = busy.ask(individual)
-        assert (boxes, cells > 500) == (0, True)
-        busy.show(1_000_000, 1_050_000)
-        ((boxes, cells),) = busy.ask(individual)
-        assert (boxes >= 40, cells) == (True, 0)
-        busy.show(1_001_000, 1_005_000)
-        assert "gemm" in busy.texts("#timeline text")
-
     @pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_shown.py
     def test_more_than_may_be_drawn_is_merged_more_coarsely(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline([busy_run()] * 6), tmp_path), "#step=all&lanes=")
         assert visit.ask("page.boxes") <= 20_000
         assert visit.ask("page.columnWidth > 1.5 * page.pixel")
 
-    @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
-    def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    @pytest.mark.parametrize("visit", [pytest.param("light", marks=pytest.mark.nightly), "dark"], indirect=True)
+    def test_the_look_follows_the_system_and_a_category_switched_off_takes_its_labels_with_it(
+        self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
         palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
-        visit.open_timeline(write(build_timeline([source_of("overlap", cpu_run())]), tmp_path))
+        visit.open_timeline(write(build_timeline([source_of("naive", cpu_run())]), tmp_path))
         assert visit.ask("page.element.layout.paper_bgcolor") == palette.paper
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
         assert {fill[:7] for fill in fills} <= {*palette.colors.values(), palette.paper, palette.notice, palette.text}
-
-    def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline([source_of("naive", cpu_run())]), tmp_path))
         labels = "page.element.data.at(-1).text.filter((text) => text.startsWith('compute only')).length"
         assert visit.ask(labels) > 0
         entry = visit.ask("""page.data.categories.filter((each) => each.in_legend)
@@ -164,17 +152,7 @@ class TestSums:
         cells = visit.each("#sums tbody tr", "({ cells }) => [...cells].slice(-3, -1).map((cell) => cell.textContent)")
         assert cells == [["20 ns 50 %", "100 %"], ["0.0 ms 0 %", "100 %"], ["n/a", "n/a"]]
 
-    def test_a_window_in_the_margin_sums_to_nothing(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline([source_of("overlap", cpu_run(2))]), tmp_path))
-        visit.ask("(page.data.margin = 10, page.show(-390, -290))")
-        assert visit.text("#in-view") == "in view: 0.0 ms"
-        assert set(visit.texts("#sums tbody td")) <= {"0.0 ms n/a", "n/a"}
-
-    def test_the_rank_of_a_panel_is_named_once(self, visit: Visit, tmp_path: Path) -> None:
-        sources = [source_of("overlap", cpu_run())._replace(title="job, rank 0"), source_of("other", cpu_run())]
-        visit.open_timeline(write(build_timeline(sources), tmp_path))
-        assert visit.texts("#sums tbody th") == ["job, rank 0", "other, rank 0"]
-
+    @pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_shown.py
     def test_the_parts_in_the_table_sum_to_the_window(self, busy: Visit) -> None:
         for window in ((0, 12_000_000), (1_234_567, 7_654_321), (11_000_001, 11_000_778)):
             busy.show(*window)
@@ -182,11 +160,18 @@ class TestSums:
             told = busy.each("#sums tbody td[title]:not(:last-child)", "({ title }) => title")
             assert sum(int(title.replace(",", "").removesuffix(" ns")) for title in told) == end - start
 
-    def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
-        sources = [source_of("naive", cpu_run(shift=4)), source_of("overlap", cpu_run())]
+    def test_the_readout_tells_them_and_names_the_rank_of_a_panel_once(self, visit: Visit, tmp_path: Path) -> None:
+        sources = [
+            source_of("naive", cpu_run(shift=4))._replace(title="naive, rank 0"),
+            source_of("overlap", cpu_run()),
+        ]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
-        assert "naive: 0 %, overlap: 100 % overlapped" in visit.text("#in-view")
+        assert "naive, rank 0: 0 %, overlap: 100 % overlapped" in visit.text("#in-view")
+        assert visit.texts("#sums tbody th") == ["naive, rank 0", "overlap, rank 0"]
         assert visit.texts("#sums tbody td:nth-last-child(2)") == ["0 %", "100 %"]
+        visit.ask("(page.data.margin = 10, page.show(-390, -290))")
+        assert visit.text("#in-view") == "in view: 0.0 ms"
+        assert set(visit.texts("#sums tbody td")) <= {"0.0 ms n/a", "n/a"}, "of a window in the margin"
 
 
 class TestWhole:
@@ -234,68 +219,89 @@ class TestWhole:
 
 
 class TestMoving:
+    @staticmethod
+    def write(folder: Path) -> None:
+        write(build_timeline([source_of("run", steps_of(4, 8, 5, 7))]), folder)
+
+    @pytest.fixture
+    def page(self, visit: Visit, once: Once) -> Iterator[Visit]:
+        visit.open_timeline(once(self.write) / "timeline.html")
+        visit.ask("page.showAll()")
+        yield visit
+        assert visit.complaints == []
+
     def window(self, visit: Visit) -> tuple[float, float]:
         start, end = visit.ask("[page.view.from, page.view.to]")
         return start, end
 
-    def test_keys(self, busy: Visit) -> None:
-        whole = self.window(busy)
+    def test_keys(self, page: Visit) -> None:
+        whole = self.window(page)
         span = whole[1] - whole[0]
-        busy.press("+")
-        start, end = self.window(busy)
+        page.press("+")
+        start, end = self.window(page)
         assert (start, end) == pytest.approx((whole[0] + span / 4, whole[1] - span / 4))
-        busy.press("ArrowRight")
-        assert self.window(busy) == pytest.approx((start + span / 8, end + span / 8))
-        busy.press("a")
-        assert self.window(busy) == pytest.approx((start, end))
-        busy.press("-")
-        assert self.window(busy) == pytest.approx(whole)
-        busy.press("w")
-        busy.press("0")
-        assert self.window(busy) == pytest.approx(whole)
+        page.press("ArrowRight")
+        assert self.window(page) == pytest.approx((start + span / 8, end + span / 8))
+        page.press("a")
+        assert self.window(page) == pytest.approx((start, end))
+        page.press("-")
+        assert self.window(page) == pytest.approx(whole)
+        page.press("w")
+        page.press("0")
+        assert self.window(page) == pytest.approx(whole)
 
-    def test_steps(self, busy: Visit) -> None:
-        self.window(busy)
-        busy.press("n")
-        busy.press("n")
-        self.window(busy)
-        assert busy.value("#steps") == "1"
-        assert "start of step 1" in busy.text(".xtitle")
-        busy.press("p")
-        busy.press("p")
-        self.window(busy)
-        assert busy.value("#steps") == "0"
-        busy.select("#steps", "9")
-        assert self.window(busy)[0] < 0 < self.window(busy)[1]
+    def test_steps(self, page: Visit) -> None:
+        page.press("n")
+        page.press("n")
+        assert page.value("#steps") == "1"
+        assert "start of step 1" in page.text(".xtitle")
+        page.press("p")
+        page.press("p")
+        assert page.value("#steps") == "0"
+        page.select("#steps", "3")
+        assert self.window(page)[0] < 0 < self.window(page)[1]
 
-    def test_wheel_and_drag(self, busy: Visit) -> None:
-        whole = self.window(busy)
-        left, top = busy.lanes()
+    def test_wheel_and_drag(self, page: Visit) -> None:
+        whole = self.window(page)
+        left, top = page.lanes()
         x, y = left + 500, top + 60
-        busy.hover((x, y))
-        busy.wheel(-250)
-        start, end = self.window(busy)
+        page.hover((x, y))
+        page.wheel(-250)
+        start, end = self.window(page)
         assert end - start == pytest.approx((whole[1] - whole[0]) / np.e)
-        busy.drag((x, y), (x - 100, y))
-        moved = self.window(busy)
-        assert moved[0] - start == pytest.approx(100 * (end - start) / busy.ask("page.width"))
+        page.drag((x, y), (x - 100, y))
+        moved = self.window(page)
+        assert moved[0] - start == pytest.approx(100 * (end - start) / page.ask("page.width"))
 
 
-class TestSearch:
-    def test_matches_are_counted_marked_and_visited(self, busy: Visit) -> None:
+class TestManyBoxes:
+    def test_they_show_one_by_one_where_there_is_room_and_matches_are_counted_marked_and_visited(
+        self, busy: Visit
+    ) -> None:
+        individual = """page.drawn.filter(({ row }) => row.kind === "compute").map(({ boxes, cells }) =>
+            [boxes.length, cells.length])"""
+        ((boxes, cells),) = busy.ask(individual)
+        assert (boxes, cells > 500) == (0, True)
+        busy.show(1_000_000, 1_050_000)
+        ((boxes, cells),) = busy.ask(individual)
+        assert (boxes >= 40, cells) == (True, 0)
+        busy.show(1_001_000, 1_005_000)
+        assert "gemm" in busy.texts("#timeline text")
+
+        busy.ask("page.showAll()")
         busy.press("/")
         busy.type("NCCL")
-        assert busy.text("#found") == "1,200 found"
+        assert busy.text("#found") == "160 found"
         marked = "page.element.data.find(({ fillcolor }) => fillcolor === page.data.notice).x.length"
-        assert busy.ask(marked) > 1000
+        assert busy.ask(marked) > 100
         starts = []
         for at in range(1, 4):
             busy.press("Enter")
-            assert busy.text("#found") == f"{at} of 1,200"
+            assert busy.text("#found") == f"{at} of 160"
             starts.append(busy.ask("page.search.current.track.start[page.search.current.at]"))
         assert starts == sorted(set(starts))
         busy.press("Shift+Enter")
-        assert busy.text("#found") == "2 of 1,200"
+        assert busy.text("#found") == "2 of 160"
         view = busy.ask("[page.view.from, page.view.to]")
         assert view[0] < starts[1] < view[1]
 

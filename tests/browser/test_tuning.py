@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+
+import pytest
 
 from tests.browser.conftest import Visit
 from tests.tune.pages import BEST, write_tuned
@@ -22,6 +26,18 @@ def test_nothing_of_the_page_is_cut_off(visit: Visit, tmp_path: Path) -> None:
     assert visit.complaints == []
 
 
+def test_few_rounds_are_numbered_by_whole_numbers_and_have_no_intervals(tmp_path: Path) -> None:
+    write_tuned(tmp_path / "tune.html", rounds=2)
+    text = (tmp_path / "tune.html").read_text(encoding="utf-8")
+    rounds, gains = (
+        json.loads(re.findall(f'id="chart-{name}-data">(.*?)</script>', text, re.DOTALL)[0])
+        for name in ("rounds", "gains")
+    )
+    assert rounds["layout"]["xaxis"]["dtick"] == 1
+    assert not [trace for trace in gains["data"] if "error_x" in trace]
+
+
+@pytest.mark.nightly  # in every gate without a page: above
 def test_few_rounds_are_numbered_once_and_have_no_intervals(visit: Visit, tmp_path: Path) -> None:
     write_tuned(tmp_path / "tune.html", rounds=2)
     visit.go((tmp_path / "tune.html").as_uri())

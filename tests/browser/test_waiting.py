@@ -97,6 +97,7 @@ def test_a_capture_without_events_has_no_lane_and_no_zero(visit: Visit, tmp_path
     assert details(visit)["blocking"].startswith("not known: event records were not recorded")
 
 
+@pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_facts.py
 def test_without_communication_blocking_is_not_known(visit: Visit, tmp_path: Path) -> None:
     """The table said 0, and the JSON null."""
     capture = Capture(kernels=[Kernel("gemm", 1_000, 9_000, launch=500, thread=1)])

@@ -63,6 +63,9 @@ def test_from_the_index_to_the_worst_stretch_its_kernel_launch_and_consumer_and_
             left, right = (device_label(visit, "compute", ns)[0] for ns in (16 * US, 24 * US))
             y = device_label(visit, "compute", 0)[1]
             visit.drag((left, y), (right, y), with_shift=True)
+            shade = "page.element.data.find(({ fillcolor }) => fillcolor === page.element.layout.font.color + '22')"
+            inner = {ms * 1e6 for ms in visit.ask(f"{shade}.x")}
+            assert visit.ask("page.selection") == [pytest.approx(ns) for ns in sorted(inner)[-2:]], "it is shaded"
         assert visit.is_at(f"*lanes=stream+7*{at}=*")
         addresses[visit.url] = seen(visit)
     assert visit.complaints == []

@@ -54,7 +54,7 @@ def colors_at(visit: Visit, *us: float) -> Any:
     return colors
 
 
-@pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
+@pytest.mark.parametrize("visit", ["light", pytest.param("dark", marks=pytest.mark.nightly)], indirect=True)
 def test_it_has_the_colours_of_the_strip_and_lies_above_the_lanes(
     visit: Visit, page: Path, request: pytest.FixtureRequest
 ) -> None:
