@@ -10,7 +10,7 @@ A marker says which script runs a test: ``nightly`` (scripts/dev/nightly.sh, lik
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ def is_left_to_the_night(markers: Iterable[str], expression: str, is_nightly: bo
 LARGEST_CAPTURE = "nsys2026_2_two_processes_h100"
 
 
+LARGE = (LARGEST_CAPTURE, "nsys2022_4_ddp_unet_a100_rank0of4")
+"""What is asked of the second one, too, stands in tests about it: its figures, its timeline, how it is damaged."""
+
+
 ALIKE = {"bucketed_100mb", "bucketed_1mb", "flat", "overlap", "sharded", "torch", "torch_gradient_as_bucket_view"}
 """Variants in traces/ beside which another one was recorded alike: what holds of any capture is asked of that."""
 
@@ -45,8 +49,23 @@ def but_the_largest(captures: Iterable[Any]) -> list[Any]:
 
 
 def one_of_each_kind(captures: Sequence[Path]) -> list[Any]:
-    """Captures to call a test with, of which the gate leaves the largest and those in :data:`ALIKE` to the night."""
-    is_alike = [one.name.partition(".")[0] in ALIKE for one in captures]
+    """Captures to call a test with, of which the gate leaves others to the night."""
+    return of_which_the_gate_keeps(kept_by_the_gate(captures), captures)
+
+
+def kept_by_the_gate(captures: Sequence[Path]) -> list[Path]:
+    """All but those that another one tells, and of the ranks of a job the first one."""
+    jobs = [re.sub(r"rank\d+of", "rank", one.name) for one in captures]
+    return [one for at, one in enumerate(captures) if jobs[at] not in jobs[:at] and not is_told_by_another(one)]
+
+
+def is_told_by_another(capture: Path) -> bool:
+    """Whether it is large, or in :data:`ALIKE`."""
+    return capture.name.startswith(LARGE) or capture.name.partition(".")[0] in ALIKE
+
+
+def of_which_the_gate_keeps(kept: Container[Any], cases: Iterable[Any]) -> list[Any]:
+    """Cases to call a test with, of which the gate leaves others to the night; a tuple is a case of several values."""
     by_night = pytest.mark.nightly
-    found = but_the_largest(captures)
-    return [pytest.param(one, marks=by_night) if alike else one for one, alike in zip(found, is_alike, strict=True)]
+    values = [(one, one if isinstance(one, tuple) else (one,)) for one in cases]
+    return [pytest.param(*each, marks=[] if one in kept else by_night) for one, each in values]

@@ -22,9 +22,12 @@ from ddp_prof.analyze.core.recording import CLOCKS
 from tests.cli.test_one_value import COMMANDS, OPTIONS, Document, Entity, documents_of, entities_of
 from tests.command_line import run
 from tests.conftest import ROOT
+from tests.night import of_which_the_gate_keeps
 
 H200 = ROOT / "traces" / "h200" / "nccl"
 CAPTURES = [H200 / "overlap.sqlite", H200 / "bucketed_10mb.sqlite", H200 / "naive.sqlite", H200 / "fsdp.rank0.json.gz"]
+OURS = of_which_the_gate_keeps([CAPTURES[0], CAPTURES[3]], CAPTURES)
+"""Of each profiler one in the gate, which hides something."""
 OTHERS = ROOT.parent / "shared" / "traces"
 FOREIGN = [
     pytest.param(path, marks=pytest.mark.nightly)  # tests/runs/test_damage.py damages the second one in every gate
@@ -140,7 +143,7 @@ def figures_of(documents: dict[str, Document]) -> Iterator[tuple[str, Entity, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", [*CAPTURES, *FOREIGN], ids=lambda path: path.name)
+@pytest.mark.parametrize("trace", [*OURS, *FOREIGN], ids=lambda path: path.name)
 def test_a_shifted_clock_leaves_nothing_that_rests_on_launches(trace: Path, tmp_path: Path) -> None:
     copy, _ = damaged(trace, tmp_path, "shift")
     sound, shifted = documents_of(trace), documents_of(copy)
@@ -210,7 +213,7 @@ def check_findings(shifted: dict[str, Document]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", [*CAPTURES, *FOREIGN[1:]], ids=lambda path: path.name)
+@pytest.mark.parametrize("trace", [*OURS, *FOREIGN[1:]], ids=lambda path: path.name)
 def test_lost_records_change_no_figure_of_a_whole_step(trace: Path, tmp_path: Path) -> None:
     copy, lost = damaged(trace, tmp_path, "drop")
     sound, dropped = documents_of(trace), documents_of(copy)

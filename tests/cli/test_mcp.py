@@ -26,6 +26,7 @@ from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run
 from tests.conftest import IS_WHOLE_GATE, ROOT
 from tests.ingest.test_nsys_export import known_truth
+from tests.night import of_which_the_gate_keeps
 from tests.nsys_factory import Range, write_capture
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def at(document: Any, keys: tuple[str | int, ...]) -> Any:
     return document
 
 
+@pytest.mark.nightly  # in every gate each tool answers as its command, of a smaller capture
 def test_a_session_of_five_questions(server: Server) -> None:
     before = files_in(TRACES)
     traces = [TRACES / f"{question.trace}.sqlite" for question in SESSION]
@@ -152,13 +154,17 @@ def test_a_session_of_five_questions(server: Server) -> None:
 
 def test_every_tool_answers_as_its_command(server: Server, tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "known.sqlite", known_truth())
+    before = files_in(tmp_path)
     names = [tool.name for tool in server.tools()]
     tables = ["overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "whatif", "info"]
     assert names == ["summary", *tables]
     results = server.ask(*((name, {"traces": [str(trace)]}) for name in names))
     for name, result in zip(names, results, strict=True):
-        assert answer_of(result)["documents"] == [printed(name, trace)], name
-    assert [path.name for path in tmp_path.iterdir()] == ["known.sqlite"]
+        answer = answer_of(result)
+        assert (answer["documents"], answer["cut"]) == ([printed(name, trace)], {}), name
+        assert answer["command"] == f"ddp-prof {name} --format json {trace}"
+    assert [tool.name for tool in server.tools() if not (tool.annotations and tool.annotations.read_only_hint)] == []
+    assert files_in(tmp_path) == before
 
 
 def test_two_runs_are_compared_as_by_the_command(server: Server) -> None:
@@ -244,7 +250,7 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert done.stderr == "Error: this needs the MCP SDK, version 2 or later: pip install 'mcp>=2'\n"
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("number", of_which_the_gate_keeps([None], [None, signal.SIGTERM, signal.SIGINT]))
 def test_it_ends_when_it_is_told_to(number: signal.Signals | None) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([PROGRAM, *SERVER["args"]], stdin=pipe, stdout=pipe, stderr=pipe) as server:

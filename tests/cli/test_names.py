@@ -21,6 +21,7 @@ from tests.examples import IS_NIGHTLY
 from tests.ingest.test_hostile import contents, with_log
 from tests.ingest.test_nsys_export import known_truth
 from tests.ingest.test_nsys_table_folder import write_tables
+from tests.night import of_which_the_gate_keeps
 from tests.nsys_factory import write_capture
 
 pytestmark = pytest.mark.usefixtures("no_browser")
@@ -86,6 +87,18 @@ OF_EACH_KIND = {"Latin-1", "UTF-8, half a pair of UTF-16", "a line break", "mark
 """Names of which every gate asks more: a whole report, a summary, a table for Markdown."""
 
 
+TELLING = OF_EACH_KIND | {
+    "UTF-8, composed", "letters that join", "a line separator", "an escape sequence", "a control sequence of Latin-1",
+    "a reversal", "a query", "a fragment", "an escaped byte", "SQL", "quotes", "a command", "an option",
+    "a space at both ends", "markup of a table", "an escape that is meant",
+}  # fmt: skip
+"""Names of which every gate asks what is asked of all by night: one for each way to be misread."""
+FORMULAS = {"a formula", "a sum", "a difference", "a function", "a formula behind a tab"}
+
+
+IN_TMPDIR = ("Latin-1", "a query", "an escaped byte", "SQL", "a line break", "a fragment")
+
+
 def named(folder: Path, name: bytes) -> Path:
     return write_capture(folder / "x.sqlite", known_truth(1)).rename(folder / os.fsdecode(name + b".sqlite"))
 
@@ -106,7 +119,7 @@ def without_file(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in rank.items() if key != "file"} for rank in ranks]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_which_the_gate_keeps(TELLING, NAMES))
 def test_the_figures_are_those_of_any_other_name(
     name: str, usual: tuple[int, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +147,7 @@ def test_the_figures_are_those_of_any_other_name(
     assert {path: made for path, made in contents(tmp_path).items() if path in before} == before
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_which_the_gate_keeps({*OF_EACH_KIND, *FORMULAS}, NAMES))
 def test_no_spreadsheet_runs_it(name: str, tmp_path: Path) -> None:
     result = run("overlap", named(tmp_path, NAMES[name]), "--format", "csv")
     assert result.exit_code == 0, result.stderr
@@ -142,7 +155,7 @@ def test_no_spreadsheet_runs_it(name: str, tmp_path: Path) -> None:
     assert not row["run"].startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_which_the_gate_keeps(TELLING, NAMES))
 def test_pages_show_it_as_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
     (folder := tmp_path / "in").mkdir()
@@ -162,7 +175,7 @@ def test_pages_show_it_as_text(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert [path.name for path in folder.iterdir()] == [trace.name]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if b"/" not in NAMES[name]])
+@pytest.mark.parametrize("name", of_which_the_gate_keeps(OF_EACH_KIND, NAMES))
 def test_a_folder_of_such_a_name_is_read_with_all_in_it(name: str, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(NAMES[name])
     folder.mkdir()
@@ -174,7 +187,7 @@ def test_a_folder_of_such_a_name_is_read_with_all_in_it(name: str, tmp_path: Pat
     assert [row["run"] for row in csv.DictReader(io.StringIO(result.stdout))] == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["Latin-1", "a query", "an escaped byte", "SQL", "a line break", "a fragment"])
+@pytest.mark.parametrize("name", of_which_the_gate_keeps(["Latin-1", "a query"], IN_TMPDIR))
 def test_a_folder_of_temporary_files_may_have_such_a_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

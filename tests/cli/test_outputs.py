@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.command_line import run
 from tests.ingest.test_hostile import ESCAPE, contents, journal
 from tests.ingest.test_nsys_export import known_truth
 from tests.ingest.test_nsys_table_folder import write_tables
+from tests.night import of_which_the_gate_keeps
 from tests.nsys_factory import write_capture
 
 pytestmark = pytest.mark.usefixtures("no_browser")
@@ -56,8 +58,13 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    ("option", "target"),
+    of_which_the_gate_keeps(
+        [*((OPTIONS[0], target) for target in TARGETS), *((option, "a link") for option in OPTIONS)],
+        product(OPTIONS, TARGETS),
+    ),
+)
 def test_what_is_read_is_never_written_to(option: str, target: str, folder: Path) -> None:
     before = contents(folder)
     command, flag = option.split()
@@ -190,14 +197,21 @@ def test_a_study_does_not_fill_a_capture(folder: Path) -> None:
 HOSTILE_NAMES = {"an escape": ESCAPE, "a reversal": "a\u202egnp.b", "a line": "a\nb", "a tab": "a\tb", "a bell": "\x07"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
-@pytest.mark.parametrize(
-    "command",
-    ["overlap", "info", "collectives", "skew", "kernels", "compare", "timeline", "report -o out", "export",
-     "check --max-tail-ms 0", "overlap -v", "overlap --strict none.sqlite", "timeline -o", "collectives --html",
-     "timeline --png"],
+PRINTING = (
+    "overlap", "info", "collectives", "skew", "kernels", "compare", "timeline", "report -o out", "export",
+    "check --max-tail-ms 0", "overlap -v", "overlap --strict none.sqlite", "timeline -o", "collectives --html",
+    "timeline --png",
 )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "name"),
+    of_which_the_gate_keeps(
+        [*(("timeline", name) for name in HOSTILE_NAMES), *((command, "an escape") for command in PRINTING)],
+        product(PRINTING, HOSTILE_NAMES),
+    ),
+)
 def test_no_name_of_a_file_controls_a_terminal(
     command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ import pytest
 
 from tests.command_line import run
 from tests.kineto_factory import event, write_kineto
+from tests.night import of_which_the_gate_keeps
 from tests.nsys_factory import CALL, KERNEL, NCCL, NVTX, US, Capture, Kernel, Range, bucket_steps, write_capture
 
 MAIN, AUTOGRAD, PROCESS = 100, 101, 100
@@ -545,7 +546,13 @@ def written(name: str, capture: Capture, how: str, folder: Path) -> Path:
     return write_kineto(folder / "x.json", capture, others=OTHERS.get(name, ()))
 
 
-@pytest.mark.parametrize(("name", "how"), [(name, how) for name, case in CASES.items() for how in case.formats])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    of_which_the_gate_keeps(
+        [(name, case.formats[at % len(case.formats)]) for at, (name, case) in enumerate(CASES.items())],
+        [(name, how) for name, case in CASES.items() for how in case.formats],
+    ),
+)
 @pytest.mark.slow
 def test_what_is_said_of_a_reported_situation_is_so(name: str, how: str, tmp_path: Path) -> None:
     case = CASES[name]

@@ -17,6 +17,7 @@ from click.shell_completion import BashComplete
 from ddp_prof.cli import COMMANDS, error_line, main
 from tests.command_line import run
 from tests.conftest import ROOT
+from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -232,26 +233,27 @@ def test_own_results_come_before_those_of_the_repository(tmp_path: Path, monkeyp
 READING = ("overlap", "collectives", "skew", "kernels", "compare", "check --min-overlap 1%", "info", "export")
 
 
-# A program that runs one command after the other.
+# A program that runs one command after the other, each with the delay in front of it.
 PROGRAM = """
 import shlex, sys
 import ddp_prof.cli.terminal
 from ddp_prof.cli import main
-ddp_prof.cli.terminal.DELAY_S = float(sys.argv[1])
-for command in sys.argv[2:]:
-    main(shlex.split(command), standalone_mode=False)
+for command in sys.argv[1:]:
+    delay_s, *words = shlex.split(command)
+    ddp_prof.cli.terminal.DELAY_S = float(delay_s)
+    main(words, standalone_mode=False)
     for stream in (sys.stdout, sys.stderr):
         print(end="\\f", file=stream, flush=True)
 """
 
 
-def said_on_a_terminal(commands: list[str], delay_s: int, folder: Path) -> list[tuple[str, str]]:
+def said_on_a_terminal(commands: list[str], folder: Path) -> list[tuple[str, str]]:
     """What each command prints where stderr alone is a terminal: on stdout, and there."""
     ours, theirs = pty.openpty()
     environment = {
         **os.environ, "BROWSER_PATH": str(folder / "none"), "TERM": "xterm", "COLUMNS": "9999", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    program = [sys.executable, "-c", PROGRAM, str(delay_s), *commands]
+    program = [sys.executable, "-c", PROGRAM, *commands]
     with (
         TemporaryFile() as printed,
         subprocess.Popen(program, stdout=printed, stderr=theirs, env=environment, cwd=folder) as process,
@@ -267,24 +269,18 @@ def said_on_a_terminal(commands: list[str], delay_s: int, folder: Path) -> list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("delay_s", "is_shown"), [(0, True), (600, False)])
-def test_what_takes_long_shows_its_progress_on_a_terminal(
-    delay_s: int, is_shown: bool, trace: Path, tmp_path: Path
-) -> None:
+def test_what_takes_long_shows_its_progress_on_a_terminal_and_nowhere_else(trace: Path, tmp_path: Path) -> None:
     """What the command prints stays as it is."""
-    ((printed, said),) = said_on_a_terminal([f"report '{trace}' -o pages"], delay_s, tmp_path)
-    assert printed.strip() == "pages/index.html"
-    assert ("comparing the runs" in said) == is_shown
-
-
-@pytest.mark.slow
-def test_reading_shows_its_progress_on_a_terminal_and_nowhere_else(trace: Path, tmp_path: Path) -> None:
-    commands = [f"{command} '{trace}'{quiet}" for command in READING for quiet in ("", " -q")]
-    heard = said_on_a_terminal(commands, 0, tmp_path)
-    for command, (printed, said), (quiet, nothing) in zip(READING, heard[::2], heard[1::2], strict=True):
+    reading, report = READING if IS_NIGHTLY else READING[:1], f"report '{trace}' -o pages"
+    commands = [f"0 {command} '{trace}'{quiet}" for command in reading for quiet in ("", " -q")]
+    *heard, slow, fast = said_on_a_terminal([*commands, f"0 {report}", f"600 {report}"], tmp_path)
+    for command, (printed, said), (quiet, nothing) in zip(reading, heard[::2], heard[1::2], strict=True):
         assert "reading" in said, command
         assert nothing == "", command
         assert quiet == "".join(line for line in printed.splitlines(keepends=True) if not line.startswith("note: "))
+    for (printed, said), is_shown in ((slow, True), (fast, False)):
+        assert printed.strip() == "pages/index.html"
+        assert ("comparing the runs" in said) == is_shown
 
 
 def _read(descriptor: int) -> bytes:

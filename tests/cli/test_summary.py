@@ -13,11 +13,12 @@ from ddp_prof.analyze.why_unknown import NOTHING
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
-from tests.night import ALIKE
+from tests.night import is_told_by_another, of_which_the_gate_keeps
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
 FOREIGN = Path(__file__).parents[3] / "shared" / "traces"
+VARIANTS = ("naive", "flat", "overlap", "bucketed_1mb", "torch")
 UNET = FOREIGN / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
 
 
@@ -28,7 +29,7 @@ def summary(*arguments: object) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("trace", [TRACES / "overlap.sqlite", TRACES], ids=["file", "folder"])
+@pytest.mark.parametrize("trace", [TRACES / "overlap.sqlite", pytest.param(TRACES, marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_a_path_stands_for_its_summary(trace: Path) -> None:
     assert run(trace).stdout == run("summary", trace).stdout
@@ -194,7 +195,7 @@ def test_several_runs_are_compared_in_one_table() -> None:
     assert [run_["label"] for run_ in summary(*traces)["runs"]] == ["naive", "overlap"]
 
 
-@pytest.mark.parametrize("variant", ["naive", "flat", "overlap", "bucketed_1mb", "torch"])
+@pytest.mark.parametrize("variant", of_which_the_gate_keeps(["naive", "overlap"], VARIANTS))
 def test_the_parts_are_those_of_one_step_and_sum_to_its_length(variant: str) -> None:
     """Medians of parts need not sum to any step: what they leave of the median step is no idle time."""
     trace = TRACES / f"{variant}.sqlite"
@@ -216,7 +217,7 @@ def printed_parts(text: str) -> tuple[float, list[float]]:
     return float(before.split()[-2]), [float(ms) for ms in re.findall(r"([\d.]+) ms \(", f"({parts}")]
 
 
-@pytest.mark.parametrize("variant", ["naive", "flat", "overlap", "bucketed_1mb", "torch"])
+@pytest.mark.parametrize("variant", of_which_the_gate_keeps(["naive", "overlap"], VARIANTS))
 def test_the_printed_parts_sum_to_the_printed_length(variant: str) -> None:
     length, parts = printed_parts(run("summary", "--notes", TRACES / f"{variant}.sqlite").stdout)
     assert len(parts) == 4, "no copies alone"
@@ -241,6 +242,7 @@ def test_where_some_steps_stand_still_hiding_is_not_said_to_gain_nothing(tmp_pat
     )
 
 
+@pytest.mark.nightly  # tests/analyze/test_cost.py has it without a command
 @pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
 def test_a_real_job_for_whose_communication_nothing_waits() -> None:
     (found,) = summary(UNET)["runs"]
@@ -363,11 +365,13 @@ def captures() -> list[Any]:
         if file.name.endswith((".sqlite", ".json.gz")):
             runs.setdefault(re.sub(r"rank\d+", "rank", str(file)), []).append(file)
     night = [pytest.mark.nightly]
-    is_alike = [files[0].is_relative_to(TRACES) and files[0].name.split(".")[0] in ALIKE for files in runs.values()]
     return [
-        pytest.param(files, id=files[0].name, marks=night if by_night else [])
-        for files, by_night in zip(runs.values(), is_alike, strict=True)
+        pytest.param(files, id=files[0].name, marks=night if told or files[0].name in LONG else [])
+        for files, told in ((files, is_told_by_another(files[0])) for files in runs.values())
     ]
+
+
+LONG = {"naive.rank0.json.gz", "kineto_v100_dlrm_rank0of8.json.gz", "kineto_a100_rank0of128.json.gz"}
 
 
 _ORDER = ("missing", "idle", "gain", "change", "cause", "step", "comm", "notes", "read", "next")

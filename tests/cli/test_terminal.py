@@ -15,6 +15,7 @@ from tests.command_line import run
 from tests.conftest import ROOT
 from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
+from tests.night import of_which_the_gate_keeps
 from tests.nsys_factory import write_capture
 
 UNET = ROOT.parent / "shared" / "traces" / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
@@ -39,10 +40,10 @@ def printed(arguments: list[str], width: int | None, monkeypatch: pytest.MonkeyP
     return result.stdout
 
 
-@pytest.mark.parametrize("trace", TRACES if IS_NIGHTLY else [TRACES[0], "naive.sqlite", "torch.sqlite"])
+@pytest.mark.parametrize("trace", of_which_the_gate_keeps(["naive.sqlite"], TRACES))
 @pytest.mark.parametrize("command", OF_ONE)
 def test_no_line_is_longer(command: str, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for width in (80, 120) if trace == TRACES[0] or IS_NIGHTLY else (80,):
+    for width in (80, 120):
         said = printed([*command.split(), f"traces/{trace}"], width, monkeypatch)
         assert max(map(len, said.splitlines())) <= width
         assert "…" not in said, "nothing is cut"
@@ -62,8 +63,9 @@ def test_no_line_of_a_gpu_capture_is_longer(command: str, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("command", [*OF_ALL, "results"])
 def test_no_line_of_several_runs_is_longer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = [f"traces/{name}" for name in TRACES] if command in OF_ALL else []
-    for width in (80, 120):
+    traces = [f"traces/{name}" for name in (TRACES if IS_NIGHTLY else ["naive.sqlite", "torch.sqlite"])]
+    traces = traces if command in OF_ALL else []
+    for width in (80, 120) if IS_NIGHTLY else (80,):
         said = printed([*command.split(), *traces], width, monkeypatch)
         assert max(map(len, said.splitlines())) <= width
         assert "…" not in said, "nothing is cut"
