@@ -58,7 +58,9 @@ def assert_order_is_nothing(path: Path, seeds: tuple[int, ...] = (1, 2)) -> None
 
 
 @pytest.mark.parametrize("product", GENERATIONS)
-@pytest.mark.parametrize("capture", [known_truth(2), EVERYTHING], ids=["two steps", "everything"])
+@pytest.mark.parametrize(
+    "capture", [pytest.param(known_truth(2), marks=pytest.mark.nightly), EVERYTHING], ids=["two steps", "everything"]
+)
 def test_captures_of_every_generation(product: str, capture: Capture, tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", capture, product)
     if capture is EVERYTHING:
