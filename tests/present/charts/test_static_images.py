@@ -62,6 +62,7 @@ def test_an_interrupted_program_leaves_neither_a_browser_nor_a_file(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.nightly  # it waits for two seconds of a browser; each picture is drawn beside that page
 @pytest.mark.browser
 def test_the_page_that_a_browser_opens_by_itself_is_not_taken_for_that_of_plotly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,6 +225,7 @@ def test_a_browser_that_speaks_another_language_is_one_clear_error_and_no_traceb
     assert caplog.records == []
 
 
+@pytest.mark.nightly  # a whole program; in every gate tests/present/html/test_report.py has a browser that fails
 @pytest.mark.slow
 def test_what_a_failed_browser_leaves_running_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
     broken = tmp_path / "broken"

@@ -28,7 +28,7 @@ from tests import measuring
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import ALL_REDUCE
 from tests.drawing import PID, column, draw_trace, runs, with_details
-from tests.night import but_the_largest
+from tests.night import of_which_the_gate_keeps
 from tests.present.runs import HOSTILE_TITLE, cpu_run, two_clocks
 from tests.present.tables.test_collectives import of_backward
 
@@ -384,13 +384,14 @@ def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    but_the_largest(
+    of_which_the_gate_keeps(
+        ["nsys2024_6_cuda_graphs_a100.sqlite", "kineto_a100_ddp_rank0of2.json.gz"],
         [
             "nsys2026_2_two_processes_h100.sqlite",
             "nsys2022_4_ddp_unet_a100_rank0of4.sqlite",
             "nsys2024_6_cuda_graphs_a100.sqlite",
             "kineto_a100_ddp_rank0of2.json.gz",
-        ]
+        ],
     ),
 )
 def test_real_captures_keep_every_slice_and_every_figure(shared_traces: Path, name: str, tmp_path: Path) -> None:
