@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from tests.command_line import run
 from tests.conftest import ROOT
+from tests.night import of_which_the_gate_keeps
 
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "forty_lines.md").read_text(encoding="utf-8"), re.DOTALL)
 STEPS, MOST_LINES = 3, 45
@@ -25,7 +25,7 @@ def test_they_are_short() -> None:
     assert (bucketed <= MOST_LINES, overlap <= MOST_LINES) == (True, True)
 
 
-@pytest.mark.parametrize("name", CAPTURES)
+@pytest.mark.parametrize("name", of_which_the_gate_keeps(["bucketed_10mb"], CAPTURES))
 def test_the_overlap_of_each_step_is_that_of_the_command(name: str) -> None:
     trace = ROOT / "traces" / "h200" / "nccl" / f"{name}.sqlite"
     done = subprocess.run(
@@ -68,11 +68,15 @@ def train(rank: int, *, is_ours: bool) -> list[Any]:
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
+def train_both(rank: int) -> list[list[Any]]:
+    return [train(rank, is_ours=is_ours) for is_ours in (False, True)]
+
+
 @pytest.mark.torch
 def test_the_weights_are_those_of_bucketed() -> None:
     from tests.ddp.gloo_ranks import run_ranks
 
-    here, theirs = (run_ranks(partial(train, is_ours=is_ours)) for is_ours in (False, True))
-    for weights in zip(*here, *theirs, strict=True):
+    ranks = run_ranks(train_both)
+    for weights in zip(*(model for rank in ranks for model in rank), strict=True):
         for other in weights[1:]:
             np.testing.assert_allclose(other, weights[0], rtol=1e-6)

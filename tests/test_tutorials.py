@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.forked_torchrun import forked_torchrun
+from tests.night import of_which_the_gate_keeps
 
 PAGES = ("docs/tutorial_scaling.md", "docs/tutorial_ci.md")
 JOB = """
@@ -48,7 +49,7 @@ def test_a_tutorial_is_short(page: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", of_which_the_gate_keeps(["docs/tutorial_ci.md"], PAGES))
 def test_the_commands_of_a_tutorial_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB)
     with forked_torchrun(tmp_path / "programs") as programs:

@@ -65,6 +65,7 @@ def test_the_sdist_holds_what_git_knows_and_nothing_that_a_machine_made(built: P
     assert inside == set(listed.split()) | {"PKG-INFO"}
 
 
+@pytest.mark.nightly  # in every gate the sdist holds all that git knows
 def test_the_sdist_builds_the_same_wheel(built: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as sdist:
