@@ -1,11 +1,11 @@
-"""How many examples Hypothesis draws: the gate a quarter, without chance; a nightly all, and others.
+"""How many examples Hypothesis draws: the gate an eighth, without chance; a nightly all, and others.
 
     HYPOTHESIS_PROFILE=nightly .venv/bin/python -m pytest tests/analyze
 
 Without chance, yet not the same wherever they run: Hypothesis also draws constants that it finds in the modules which
 are loaded. No test may rest on what is drawn.
 
-A test of which the quarter misses a mistake that the whole finds gets that example by ``@example``.
+A test of which the eighth misses a mistake that the whole finds gets that example by ``@example``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "gate")
 IS_NIGHTLY = PROFILE == "nightly"
-GATES_SHARE = 4
+GATES_SHARE = 8
 USUAL = 100
 
 

@@ -76,7 +76,7 @@ def predictions_of(job: Job, late: float, random: np.random.Generator) -> Iterat
         yield one, then_ns - now_ns, now_ns
 
 
-@pytest.mark.parametrize("late", [0.0, 60.0])
+@pytest.mark.parametrize("late", [pytest.param(0.0, marks=pytest.mark.nightly), 60.0])
 @pytest.mark.slow
 def test_intervals_hold_the_truth_of_drawn_jobs(late: float) -> None:
     """Noise of 0.5 to 5 %, 3 to 12 steps, kappa known to a few percent; truth differs as it does for ranks of gloo."""
