@@ -54,14 +54,11 @@ def colors_at(visit: Visit, *us: float) -> Any:
     return colors
 
 
-@pytest.mark.parametrize("visit", ["light", pytest.param("dark", marks=pytest.mark.nightly)], indirect=True)
-def test_it_has_the_colours_of_the_strip_and_lies_above_the_lanes(
-    visit: Visit, page: Path, request: pytest.FixtureRequest
-) -> None:
-    palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
+def test_it_has_the_colours_of_the_strip_and_lies_above_the_lanes(visit: Visit, page: Path) -> None:
     visit.open_timeline(page, "")
-    for width in (1400, 900):
+    for width, scheme, palette in ((1400, "light", theme.LIGHT), (900, "dark", theme.DARK)):
         visit.resize(width, 800)
+        visit.prefer(scheme)
         (band,) = visit.boxes("#whole .band")
         left, top = visit.lanes()
         assert (band["left"], band["width"]) == (

@@ -200,6 +200,19 @@ class TestMoving:
             assert self.window(node) == view
         assert node.ask("page.step") == 1
 
+    def test_a_box_is_moved_to_without_zooming_and_a_selection_is_zoomed_to(self, node: Node, tmp_path: Path) -> None:
+        node.open(build_timeline([source_of("run", steps_of(4, 8, 5, 7))]), tmp_path, "step=1")
+        start, end = self.window(node)
+        node.select("compute", 14_000)
+        low, high = node.ask("page.selection")
+        assert high > end, "it is not wholly in view"
+        node.ask("page.moveTo(page.selected)")
+        middle, half = (low + high) / 2, (end - start) / 2
+        assert self.window(node) == pytest.approx((middle - half, middle + half))
+        node.ask("page.showSelection()")
+        slack = (high - low) / 8
+        assert self.window(node) == pytest.approx((low - slack, high + slack))
+
 
 @pytest.mark.parametrize(
     ("span", "unit", "first"),
