@@ -40,6 +40,7 @@ from ddp_prof.analyze.core.step_breakdown import (
     measure_step_times,
 )
 from ddp_prof.analyze.core.steps import Phases, Steps
+from ddp_prof.analyze.core.work import Work, find_work
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.table import Brief, begins_run, parts_of, rows_of
@@ -185,7 +186,7 @@ class RankEvents(Brief):
         An operation whose launch was not recorded counts for the step that began last before it.
         """
         events, steps = self.events, self.steps
-        followed = find_device_steps(events, steps, self.is_followed)[2]
+        followed = self.device_steps[2]
         step = events.step.copy()
         alone = np.flatnonzero(step == UNKNOWN)
         alone = alone[take_or_unknown(self.trace.launching_calls, events.activity[alone]) == UNKNOWN]
@@ -216,14 +217,18 @@ class RankEvents(Brief):
         return self.has_steps and self.lead.is_ahead
 
     @cached_property
+    def device_steps(self) -> tuple[Ints, Ints, Mask]:
+        """When each step begins on the device, when the next one does, and whether these times are a length."""
+        return find_device_steps(self.events, self.steps, self.is_followed)
+
+    @cached_property
     def step_times(self) -> StepTimes:
         """How long each step took, and what ran meanwhile; no rows in a capture without steps."""
         if not self.has_steps:
             return empty(StepTimes)
-        device_follows = self.is_followed if self.runs_ahead else None
         phases = empty(Phases) if self.clocks_disagree else self.phases
-        times = measure_step_times(self.events, self.steps, phases, self.union_of, device_follows)
-        if self.follows_lost is None or device_follows is not None or not self.lead.outside_ns:
+        times = measure_step_times(self.steps, phases, self.union_of, self.device_steps if self.runs_ahead else None)
+        if self.follows_lost is None or self.runs_ahead or not self.lead.outside_ns:
             return times
         # Work of a step may reach into the host's range of the next step. That of an incomplete step was not recorded,
         # so what ran in the range of the step after it is not known.
@@ -379,6 +384,11 @@ class RankEvents(Brief):
         work = self.dependencies().in_order
         is_mine = self.is_mine[work]
         return HostCalls(self.trace, self.dependencies(), work if is_mine.all() else work[is_mine])
+
+    @cached_property
+    def work(self) -> Work:
+        """The operations of its device, and what delayed each of them."""
+        return find_work(self.trace, self.dependencies(), self.host_calls, self.main_thread)
 
     @cached_property
     def is_backward(self) -> Mask:

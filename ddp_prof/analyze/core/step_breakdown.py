@@ -255,22 +255,24 @@ def covered_by_each(start_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -
 
 
 def measure_step_times(
-    events: Events, steps: Steps, phases: Phases, union_of: Callable[[Category], Intervals], device_follows: Mask | None
+    steps: Steps,
+    phases: Phases,
+    union_of: Callable[[Category], Intervals],
+    device_steps: tuple[Ints, Ints, Mask] | None,
 ) -> StepTimes:
     """Return how long a rank's steps took, and what ran meanwhile.
 
     Args:
-        events: The events of the rank.
-        steps: Its steps.
+        steps: The steps of the rank.
         phases: The ranges of its phases on the host.
         union_of: Returns when the rank did work of a category.
-        device_follows: ``None`` if the host's ranges are the steps. Else the device's clock measures the steps, and
-            this says of each step whether the next row is the step that followed it.
+        device_steps: ``None`` if the host's ranges are the steps. Else the device's clock measures them, and this is
+            the result of :func:`find_device_steps`.
     """
-    if device_follows is None:
+    if device_steps is None:
         start, end, known = steps.start_ns, steps.end_ns, np.ones(len(steps), np.bool_)
     else:
-        start, end, known = find_device_steps(events, steps, device_follows)
+        start, end, known = device_steps
     start, end = np.where(known, start, NO_TIME), np.where(known, end, NO_TIME)
     compute, communication = union_of(Category.COMPUTE), union_of(Category.COMMUNICATION)
     exposed = communication - compute

@@ -28,16 +28,14 @@ import numpy as np
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.step_breakdown import first_work
+from ddp_prof.analyze.core.work import Work
 from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
 from ddp_prof.analyze.critical.replay import (
     Ends,
     Recorded,
     Replay,
     Without,
-    Work,
     find_replay,
-    find_work,
     join_replays,
     measure_gains,
     record,
@@ -54,7 +52,7 @@ from ddp_prof.table import (
     distinct_rows,
     empty,
     positions,
-    select,
+    rows_of,
     take_or_unknown,
 )
 from ddp_prof.trace import Category
@@ -96,11 +94,11 @@ class StepEnds(Table):
     """Where the path of each step of a rank begins and ends; one row per step, times in nanoseconds.
 
     Attributes:
-        last: Row in :class:`.replay.Work` of the operation with which the step ends; ``UNKNOWN`` if there is none.
+        last: Row in :class:`.work.Work` of the operation with which the step ends; ``UNKNOWN`` if there is none.
         start_ns: When the step begins on the device.
         end_ns: When the step ends: at the end of ``last`` or, if ``last`` is the first work of the next step, at the
             start of ``last``.
-        waited: Row in :class:`.replay.Work` of the operation that the host waited for last before the end of the step's
+        waited: Row in :class:`.work.Work` of the operation that the host waited for last before the end of the step's
             range; ``UNKNOWN`` if it waited for none.
         host_end_ns: End of the step's range on the host; ``NO_TIME`` where the range does not measure the step.
         host_ns: Length of that range.
@@ -267,37 +265,39 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     if reason:
         nothing = empty(Work), np.empty(0, np.int64), empty(StepEnds), None
         return RankWork(rank.process, rank.device, *nothing, reason)
-    # The events of steps, and the row of each in ``work``. ``next_ns``: when the next step begins on the device.
-    events, work, steps = rank.events, find_work(rank), len(rank.steps)
-    row = take_or_unknown(positions(work.activity, len(rank.trace.activities)), events.activity)
-    in_step = np.flatnonzero((row != UNKNOWN) & (events.step != UNKNOWN))
-    events, row = select(events, in_step), row[in_step]
-    start_ns, begins_ns = rank.breakdown.start_ns, first_work(rank.events, steps)
+    # The events in steps, and the row of each in ``work``. ``next_ns``: when the next step begins on the device.
+    events, work, steps = rank.events, rank.work, len(rank.steps)
+    row_of = positions(work.activity, len(rank.trace.activities))
+    row = take_or_unknown(row_of, events.activity)
+    in_step = rows_of((row != UNKNOWN) & (events.step != UNKNOWN))
+    row, step_of, launcher = row[in_step], events.step[in_step], events.launcher[in_step]
+    began_ns, ended_ns = events.start_ns[in_step], events.end_ns[in_step]
+    start_ns, begins_ns = rank.breakdown.start_ns, rank.device_steps[0]
     next_ns = np.where(rank.is_followed, np.append(begins_ns[1:], NO_TIME), NO_TIME)
 
     # A step does not have to wait for what other threads launch, such as data loaders, nor for what still runs when the
     # next step begins, such as a receive that was posted ahead.
-    trains = np.ones(len(events), np.bool_)
-    if np.any(events.launcher == rank.main_thread):
-        trains = np.isin(events.launcher, [rank.main_thread, *rank.gradient_threads])
-    has_ended = trains & (events.end_ns <= next_ns[events.step])
-    trains &= has_ended | ~np.isin(events.step, events.step[has_ended])  # all of them where none ended before that
-    end_ns = np.maximum(start_ns, last_by_step(events.end_ns[trains], events.step[trains], steps))
-    is_last = trains & (events.end_ns == end_ns[events.step])
+    trains = np.ones(len(row), np.bool_)
+    if np.any(launcher == rank.main_thread):
+        trains = np.isin(launcher, [rank.main_thread, *rank.gradient_threads])
+    has_ended = trains & (ended_ns <= next_ns[step_of])
+    trains &= has_ended | ~np.isin(step_of, step_of[has_ended])  # all of them where none ended before that
+    end_ns = np.maximum(start_ns, last_by_step(ended_ns[trains], step_of[trains], steps))
+    is_last = trains & (ended_ns == end_ns[step_of])
     last = np.full(steps, UNKNOWN, np.int64)
-    last[events.step[is_last]] = row[is_last]
+    last[step_of[is_last]] = row[is_last]
 
     # Where the host runs ahead, a step lasts from its first work to that of the next one.
-    is_first = events.start_ns == begins_ns[events.step]
+    is_first = began_ns == begins_ns[step_of]
     following = np.full(steps + 1, UNKNOWN, np.int64)
-    following[events.step[is_first]] = row[is_first]
+    following[step_of[is_first]] = row[is_first]
     following = following[1:]  # now for each step the first work of the next one
     to_next = rank.runs_ahead & (begins_ns != NO_TIME) & (next_ns > begins_ns) & (following != UNKNOWN)
     start_ns = np.where(rank.runs_ahead & (begins_ns != NO_TIME), begins_ns, start_ns)
 
     # What a replayed step ends with: the last operation on each of its streams, or the first work of the next step.
     step = np.full(len(work), UNKNOWN, np.int64)
-    step[row[trains]] = events.step[trains]
+    step[row[trains]] = step_of[trains]
     rows = np.flatnonzero(~np.isin(step, [UNKNOWN, *np.flatnonzero(to_next)]))[::-1]
     # Work is stream by stream in the order of launch, and ``rows`` is reversed, so the first row of each combination of
     # step and stream is its last operation.
@@ -314,9 +314,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
         process=rank.process,
         device=rank.device,
         work=work,
-        of_timing=take_or_unknown(
-            positions(work.activity, len(rank.trace.activities)), rank.events.activity[rank.operation_rows]
-        ),
+        of_timing=take_or_unknown(row_of, events.activity[rank.operation_rows]),
         steps=StepEnds(
             last=np.where(to_next, following, last),
             start_ns=start_ns,
@@ -326,7 +324,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
             host_ns=rank.steps.end_ns - rank.steps.start_ns,
             window_ns=rank.breakdown.window_ns,
         ),
-        recorded=record(rank, work, ends),
+        recorded=record(rank, ends),
     )
 
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddp_prof.analyze.critical.replay import Work
+from ddp_prof.analyze.core.work import Work
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, distinct, take_or_unknown
 
 NEXT_NS = 20_000
 """If one operation waited for another one, it begins at most this long after the end of the other one."""
 
 
-def find_held_ns(work: Work, stream: Ints, place: Ints) -> Ints:
+def find_held_ns(work: Work, stream: Ints, place: Ints, rows: Ints | slice = slice(None)) -> Ints:
     """Return how long each operation was held up by operations of other streams that were launched before it.
 
     That is the time from when the operation could begin until the last of these operations had begun. It is 0 where
@@ -35,19 +35,20 @@ def find_held_ns(work: Work, stream: Ints, place: Ints) -> Ints:
         work: The operations of a rank.
         stream: The number of each operation's stream.
         place: The position of each operation's launch in the order of all calls; ``UNKNOWN`` if it is not known.
+        rows: The operations of which to tell it; by default all.
 
     Returns:
-        Nanoseconds for each row of ``work``; at most the time from when the operation could begin to its start.
+        Nanoseconds for each of ``rows``; at most the time from when the operation could begin to its start.
     """
-    bound_ns = work.bound_ns
+    bound_ns, start_ns = work.bound_ns[rows], work.start_ns[rows]
     # For each operation, the latest begin of all operations of other streams that were launched before it.
-    begun_ns = np.full(len(work), NO_TIME)
+    begun_ns = np.full(len(start_ns), NO_TIME)
     for one in distinct(stream):
         own = np.flatnonzero((stream == one) & (place != UNKNOWN))
         own = own[np.argsort(place[own], kind="stable")]
         latest_ns = np.maximum.accumulate(work.start_ns[own])
-        others = np.flatnonzero(stream != one)
-        before = np.searchsorted(place[own], place[others], side="left") - 1
+        others = np.flatnonzero(stream[rows] != one)
+        before = np.searchsorted(place[own], place[rows][others], side="left") - 1
         begun_ns[others] = np.maximum(begun_ns[others], take_or_unknown(latest_ns, before, NO_TIME))
-    is_held = (bound_ns != NO_TIME) & (bound_ns < begun_ns) & (begun_ns <= work.start_ns)
+    is_held = (bound_ns != NO_TIME) & (bound_ns < begun_ns) & (begun_ns <= start_ns)
     return np.where(is_held, begun_ns - bound_ns, 0)

@@ -19,7 +19,6 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
-from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.contention import Contention
@@ -40,6 +39,7 @@ from ddp_prof.table import (
     distinct,
     empty,
     is_in,
+    rows_of,
     select,
     take_or_unknown,
 )
@@ -368,18 +368,21 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     """Measure the facts of a rank that the doctor's rules need and no other analysis has."""
     syncs, sync_ns = _syncs_in_backward(rank)
     serialized, could_begin = _count_serialized(rank)
-    every = np.ones(len(rank.events), np.bool_)
-    busy_ns, length_ns = _compute_stream_ns(rank, every)
-    fed_ns, _ = _compute_stream_ns(rank, every, with_held_gaps=True)
-    is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
+    # ``busy``: when the stream with most compute was busy; ``fed``: also in the gaps of :func:`_held_gaps`.
+    events, on_stream = rank.events, rank.events.lane == rank.compute_stream
+    busy = _union_of(events, on_stream)
+    fed = busy | _held_gaps(busy, events, on_stream)
+    is_copy = (take_or_unknown(rank.trace.activities.kind, events.activity) == Kind.COPY) & on_stream
+    start_ns, length_ns = _windows(rank)
+    end_ns = start_ns + length_ns
     # ``named``: the time of each step on the host that phases, inferred backward or communication cover.
     named = np.zeros(len(rank.steps), np.int64)
     # Where the clocks disagree, a range of the host says nothing about times of the device.
     if (
         rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind and not rank.clocks_disagree
     ):  # else forward would be outside, too
-        phases, inferred = concatenate(rank.phases, rank.inferred_backward), select(rank.events, rank.is_backward)
-        covered = union(phases.start_ns, phases.end_ns) | union(inferred.start_ns, inferred.end_ns)
+        phases = concatenate(rank.phases, rank.inferred_backward)
+        covered = union(phases.start_ns, phases.end_ns) | _union_of(events, rank.is_backward)
         covered |= rank.union_of(Category.COMMUNICATION)
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
@@ -396,15 +399,15 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         device=rank.device,
         syncs=syncs,
         sync_ns=sync_ns,
-        bare_ns=tuple((length_ns - busy_ns).tolist()),
-        unfed_ns=tuple((length_ns - fed_ns).tolist()),
-        copies_ns=tuple(_compute_stream_ns(rank, is_copy)[0].tolist()),
-        copy_launches_ns=tuple(_launches_ns(rank, is_copy & (rank.events.lane == rank.compute_stream)).tolist()),
+        bare_ns=tuple((length_ns - busy.covered_ns(start_ns, end_ns)).tolist()),
+        unfed_ns=tuple((length_ns - fed.covered_ns(start_ns, end_ns)).tolist()),
+        copies_ns=tuple(_union_of(events, is_copy).covered_ns(start_ns, end_ns).tolist()),
+        copy_launches_ns=tuple(_launches_ns(rank, is_copy).tolist()),
         knows_syncs=_knows_syncs(rank),
         first_share=tuple(_first_shares(rank)),
         serialized=serialized,
         could_begin=could_begin,
-        graphs=int(np.count_nonzero(rank.events.category == Category.OTHER)),
+        graphs=int(np.count_nonzero(events.category == Category.OTHER)),
         outside_ns=tuple(outside.tolist()),
         between_ns=tuple(_between_steps_ns(rank)),
         starved_ns=() if starved is None else tuple(starved.tolist()),
@@ -460,36 +463,32 @@ def _between_steps_ns(rank: RankEvents) -> list[int]:
     return between
 
 
-def _compute_stream_ns(rank: RankEvents, chosen: Mask, *, with_held_gaps: bool = False) -> tuple[Ints, Ints]:
-    """Return how long the stream with most compute was busy with the chosen events, and the lengths of the steps.
+def _windows(rank: RankEvents) -> tuple[Ints, Ints]:
+    """Return start and length of each step whose length is known or, if none is, of the window of each step."""
+    times = select(rank.step_times, rank.step_times.is_known)
+    return (times.start_ns, times.length_ns) if len(times) else (rank.breakdown.start_ns, rank.breakdown.window_ns)
 
-    Both results have an element for each step whose length is known or, if none is, for the window of each step. If
-    ``with_held_gaps``, the stream also counts as busy in the gaps of :func:`_held_gaps`.
-    """
-    events, times = rank.events, select(rank.step_times, rank.step_times.is_known)
-    start_ns, length_ns = times.start_ns, times.length_ns
-    if not len(times):
-        start_ns, length_ns = rank.breakdown.start_ns, rank.breakdown.window_ns
-    rows = np.flatnonzero(chosen & (events.lane == rank.compute_stream))
-    busy = union(events.start_ns[rows], events.end_ns[rows])
-    if with_held_gaps:
-        busy |= _held_gaps(busy, select(events, rows))
-    return busy.covered_ns(start_ns, start_ns + length_ns), length_ns
+
+def _union_of(events: Events, chosen: Mask) -> Intervals:
+    rows = rows_of(chosen)
+    return union(events.start_ns[rows], events.end_ns[rows])
 
 
 LAUNCHED_AHEAD_NS = 50_000
 """Work that was launched so long before its stream became idle did not wait for its launch; no launch takes so long."""
 
 
-def _held_gaps(busy: Intervals, events: Events) -> Intervals:
+def _held_gaps(busy: Intervals, events: Events, on_stream: Mask) -> Intervals:
     """Return when a stream was idle although its next work had been launched long before it became idle.
 
-    ``busy`` is when the stream was not idle, ``events`` are its events.
+    ``busy`` is when the stream was not idle, ``on_stream`` tells which of the events are on it.
     """
+    rows = rows_of(on_stream)
+    start_ns, launched_ns = events.start_ns[rows], events.launch_ns[rows]
     launch_ns = np.full(len(busy), NO_TIME)  # the latest launch among the events with which each busy stretch begins
-    first = np.searchsorted(busy.start_ns, events.start_ns)
-    begins = np.flatnonzero(take_or_unknown(busy.start_ns, np.minimum(first, len(busy) - 1)) == events.start_ns)
-    unknown = np.where(events.launch_ns == NO_TIME, np.iinfo(np.int64).max, events.launch_ns)
+    first = np.searchsorted(busy.start_ns, start_ns)
+    begins = np.flatnonzero(take_or_unknown(busy.start_ns, np.minimum(first, len(busy) - 1)) == start_ns)
+    unknown = np.where(launched_ns == NO_TIME, np.iinfo(np.int64).max, launched_ns)
     np.maximum.at(launch_ns, first[begins], unknown[begins])
     idle_from, idle_to = busy.end_ns[:-1], busy.start_ns[1:]
     is_held = launch_ns[1:] < idle_from - LAUNCHED_AHEAD_NS
@@ -520,7 +519,7 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     """
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0
-    work = find_work(rank)
+    work = rank.work
     stream, place = (column[work.activity] for column in (rank.dependencies().stream, rank.dependencies().place))
     bound_ns = work.bound_ns
     rows = np.flatnonzero(work.is_collective & (bound_ns != NO_TIME))
@@ -535,7 +534,7 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     last = np.searchsorted(work.end_ns[by_end], work.start_ns[late], side="right")
     # Held up until an operation launched before it began; else until one of another stream ended that ran already when
     # the collective could have begun.
-    is_held = find_held_ns(work, stream, place)[late] > NEXT_NS
+    is_held = find_held_ns(work, stream, place, late) > NEXT_NS
     found = int(np.count_nonzero(is_held))
     late, first, last = late[~is_held], first[~is_held], last[~is_held]
     for row, low, high in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):

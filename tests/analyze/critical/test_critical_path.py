@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
+from ddp_prof.analyze.core.work import Work
 from ddp_prof.analyze.critical import critical_path
 from ddp_prof.analyze.critical.critical_path import (
     NO_HOST_PATH,
@@ -23,7 +24,6 @@ from ddp_prof.analyze.critical.critical_path import (
     in_order_of_ranks,
     measure_critical_paths,
 )
-from ddp_prof.analyze.critical.replay import Work
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.trace import UNKNOWN, Category, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket

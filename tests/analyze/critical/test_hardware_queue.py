@@ -11,7 +11,6 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import COMMON_QUEUE, find_rank_work
 from ddp_prof.analyze.critical.hardware_queue import find_held_ns
-from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.critical.what_if import _replay
 from tests.analyze.contended_device import US, Program, run, trace_of
 
@@ -50,7 +49,7 @@ def test_what_was_launched_before_holds_up(
     one_queue: bool, program: dict[str, Any], collectives: list[int], kernels: int
 ) -> None:
     rank = of_program(one_queue=one_queue, **program)
-    work = find_work(rank)
+    work = rank.work
     held_ns = find_held_ns(work, *(getattr(rank.dependencies(), name)[work.activity] for name in ("stream", "place")))
     assert held_ns[work.is_collective].tolist() == [one * US for one in collectives]
     assert held_ns[~work.is_collective].sum() == kernels * US
