@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections import Counter
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
 Row = TypeVar("Row", bound="tuple[Any, ...]")
 
 
-def pairs(row: tuple[Any, ...]) -> set[tuple[Any, ...]]:
-    """Each two values of a row, with their columns."""
-    return set(combinations(enumerate(row), 2))
+def one_of_each(rows: Iterable[Row], kind: Callable[[Row], Hashable]) -> list[Row]:
+    """One row of each kind: that whose values, alone and in twos, were chosen least before; of equal ones the first.
 
-
-def all_pairs(rows: Iterable[Row], first: int, second: int) -> list[Row]:
-    """Of the rows one for each pair of values in the columns ``first`` and ``second``.
-
-    The row is the one with most pairs, of any two columns, that no chosen row has; of equal ones the first. For the
-    pairs that are missing in the end one row more each: each pair of values that is in a row is in a chosen one.
+    So the values that do not tell the kind come in turns.
     """
-    rows = list(rows)
-    of_pair: dict[tuple[Any, Any], list[Row]] = {}
+    groups: dict[Hashable, list[Row]] = {}
     for row in rows:
-        of_pair.setdefault((row[first], row[second]), []).append(row)
+        groups.setdefault(kind(row), []).append(row)
     chosen: list[Row] = []
-    seen: set[tuple[Any, ...]] = set()
-    for group in of_pair.values():
-        chosen.append(max(group, key=lambda row: len(pairs(row) - seen)))
-        seen |= pairs(chosen[-1])
-    for row in rows:
-        if pairs(row) - seen:
-            chosen.append(row)
-            seen |= pairs(row)
+    seen = Counter[Any]()
+    for group in groups.values():
+        chosen.append(min(group, key=lambda row: sum(seen[part] for part in _parts(row))))
+        seen.update(_parts(chosen[-1]))
     return chosen
+
+
+def _parts(row: tuple[Any, ...]) -> list[Any]:
+    """The values of a row, and each two of them, with their columns."""
+    values = [*enumerate(row)]
+    return [*chain(values, combinations(values, 2))]

@@ -16,6 +16,8 @@ from ddp_prof.errors import CommunicationError
 from tests.ddp.cases import assert_equal
 from tests.ddp.gloo_ranks import run_ranks
 from tests.ddp.loops import STEPS, WIDTH, Loop, OneProcess, Tensors, Variant, inputs, loss_of, mean, mlp, run, weights
+from tests.examples import IS_NIGHTLY
+from tests.pairs import one_of_each
 
 Wrap = Callable[[nn.Module], OneProcess]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -28,6 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "torch": {"find_unused_parameters": True},
     "sharded": {"bucket_size_mb": 0.001},
 }
+MOST_CODE = ("bucketed-found", "sharded")
 WORLDS = (2, 4)
 
 
@@ -169,21 +172,35 @@ IMPOSSIBLE = {
     # Optimizers step on parts of buckets, not on parts of the model.
     "sharded": ("partly",),
 }
-RUNS = [
-    (world, name, key)
-    for world in WORLDS
-    for name in LOOPS
-    for key in OPTIONS
-    if not name.startswith(IMPOSSIBLE.get(key, ()))
-    and (world == 2 or name.startswith(("auxiliary", "skipped, not all")))
-]
+
+
+def every_run() -> list[tuple[int, str, str]]:
+    """(world, loop, variant)."""
+    return [
+        (world, name, key)
+        for world in WORLDS
+        for name in LOOPS
+        for key in OPTIONS
+        if not name.startswith(IMPOSSIBLE.get(key, ()))
+        and (world == 2 or name.startswith(("auxiliary", "skipped, not all")))
+    ]
+
+
+def runs() -> list[tuple[int, str, str]]:
+    """Each loop under the two variants that have most code, and one of the others in turns; in a nightly all."""
+    if IS_NIGHTLY:
+        return every_run()
+    most, others = [], []
+    for each in every_run():
+        (most if each[2] in MOST_CODE else others).append(each)
+    return most + one_of_each(others, lambda each: each[:2])
 
 
 def all_runs(rank: int, world: int) -> dict[tuple[int, str, str], Tensors]:
     def wrap_in(key: str) -> Wrap:
         return lambda module: Variant(VARIANTS[key.partition("-")[0]](module, **OPTIONS[key]))
 
-    return {each: run(LOOPS[each[1]], wrap_in(each[2]), [rank]) for each in RUNS if each[0] == world}
+    return {each: run(LOOPS[each[1]], wrap_in(each[2]), [rank]) for each in runs() if each[0] == world}
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +213,7 @@ def one_process(world: int, name: str) -> Tensors:
     return run(LOOPS[name], OneProcess, range(world))
 
 
-@pytest.mark.parametrize(("world", "name", "key"), RUNS)
+@pytest.mark.parametrize(("world", "name", "key"), runs())
 def test_equals_one_process(ranks: dict[int, list[Any]], world: int, name: str, key: str) -> None:
     for results in ranks[world]:
         assert_equal(results[world, name, key], one_process(world, name), tolerance=1e-10)

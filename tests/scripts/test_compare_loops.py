@@ -51,14 +51,14 @@ def test_nightly_the_table_in_the_documentation_is_what_the_loops_give(
 
 
 def test_our_columns_of_the_table_are_what_the_loops_give(compare_loops: Any) -> None:
-    """What other tests have found to be right is not run again."""
+    """What other tests find to be right, in the gate or in a nightly, is not run again."""
     shown, columns, rows = cells(PAGE.read_text()), compare_loops.COLUMNS, compare_loops.ROWS
     assert list(shown) == ["loop", *columns]
     assert shown["loop"] == [*rows]
     assert [wrap.args[0] for wrap in columns[OURS]] == [*KEYS]
     assert [len(wraps) for column, wraps in columns.items() if column != OURS] == [1] * 5
     names = {id(loop): name for each in (loops.LOOPS, test_unfinished.LOOPS) for name, loop in each.items()}
-    tried = {*test_loops.runs(), *test_unfinished.RUNS}
+    tried = {*test_loops.every_run(), *test_unfinished.every_run()}
 
     def is_tried(row: str, key: str) -> bool:
         return (rows[row].world, names[id(rows[row].loop)], key) in tried
