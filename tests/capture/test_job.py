@@ -155,14 +155,14 @@ def run_nsys(command: list[Any], **options: Any) -> subprocess.CompletedProcess[
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("profiler", ["torch", pytest.param("nsys", marks=pytest.mark.nsys)])
-def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, forked: dict[str, str], profiler: str) -> None:
-    """By the real torchrun with nsys, and with both in a nightly."""
-    script, is_real = tmp_path / "train.py", IS_NIGHTLY or profiler == "nsys"
+@pytest.mark.parametrize(
+    "profiler", [pytest.param("torch", marks=pytest.mark.nightly), pytest.param("nsys", marks=pytest.mark.nsys)]
+)
+def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler: str) -> None:
+    script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    launcher, environment = (TORCHRUN, {**os.environ}) if is_real else (FORKED, forked)
-    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", profiler, "--", *launcher, script]
-    done = run_nsys([*command, str(STEPS), "0"], env=environment)
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", profiler, "--", *TORCHRUN, script]
+    done = run_nsys([*command, str(STEPS), "0"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("trained on 2\n")
     assert "communication" in done.stdout
@@ -444,9 +444,10 @@ def train():
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_that_the_program_spawns_itself_keep_apart_and_its_exit_code_is_told(tmp_path: Path, ranks: int) -> None:
     """No launcher names them, and at the end they have no process group any more; other tests fork several."""
     done = capture_spawned(tmp_path, ONE_LAYER, "torch", ranks, exit_code=3)
@@ -482,6 +483,7 @@ def train():
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.nsys
 @pytest.mark.slow
@@ -504,6 +506,45 @@ def test_the_first_rank_that_is_done_does_not_cut_off_the_others(
     first, second = run.overlap().ranks
     assert [[step.step for step in rank.steps] for rank in (first, second)] == [[2, 3, 4]] * 2
     assert second.steps[-1].host_ns > LATER_S * 10**9  # of what is cut off nsys shows the beginning as if it were all
+
+
+STOPS = """
+import time
+torch.cuda.is_available = lambda: True
+torch.cuda.synchronize = lambda: None
+torch.cuda.profiler.start = lambda: times.append(time.monotonic_ns())
+torch.cuda.profiler.stop = lambda: times.append(time.monotonic_ns())
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
+parameter = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for step in range(7):
+    parameter.grad = torch.ones(1)
+    if rank and step == 4:
+        time.sleep(0.3)
+        times.append(time.monotonic_ns())
+    optimizer.step()
+"""
+
+
+def _stop(folder: Path, rank: int, world: int, directory: str) -> list[int]:
+    """When nsys was to start, when the last step began that is recorded, of rank 1 alone, and when nsys was to stop."""
+    from ddp_prof.annotate import unattended
+
+    os.environ |= {unattended.STEPS_VARIABLE: "2:5", unattended.SHARED_VARIABLE: "1", "LOCAL_WORLD_SIZE": str(world)}
+    sys.argv, times = ["train.py", meeting_place(folder)], list[int]()
+    unattended.start()
+    exec("import sys, torch\nimport torch.distributed as dist\n" + STOPS, {"rank": rank, "times": times})
+    return times
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_no_rank_stops_the_nsys_of_all_before_the_last_one_is_done(tmp_path: Path) -> None:
+    """What nsys makes of it is tested in a nightly."""
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    (_, stopped), (_, began, _) = fork_ranks(partial(_stop, tmp_path), 2)
+    assert began < stopped
 
 
 # A launcher whose ranks, as torchrun's, have sessions of their own; it does not end them.
@@ -543,7 +584,14 @@ time.sleep(600)
 
 @pytest.mark.nsys
 @pytest.mark.slow
-@pytest.mark.parametrize(("kill", "code", "ours"), [("kill", 9, {9}), ("killpg", 9, {9, 143}), ("killpg", 0, {143})])
+@pytest.mark.parametrize(
+    ("kill", "code", "ours"),
+    [
+        ("killpg", 0, {143}),
+        pytest.param("kill", 9, {9}, marks=pytest.mark.nightly),
+        pytest.param("killpg", 9, {9, 143}, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_signal_does_not_lose_what_nsys_recorded(kill: str, code: int, ours: set[int], tmp_path: Path) -> None:
     """SLURM and timeout send it to nsys, too, which drops its recording if it gets a second one from us.
 
@@ -654,10 +702,10 @@ def test_print_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_monitor_measures_a_program_that_knows_nothing_of_us(tmp_path: Path, forked: dict[str, str]) -> None:
-    """Again and again into one log, and nothing else is recorded."""
+    """Into a log, and nothing else is recorded; in a nightly again and again, and after a restart."""
     (script := tmp_path / "train.py").write_text(TRAIN)
     measured: list[int] = []
-    for launcher, steps, due in ((TORCHRUN if IS_NIGHTLY else FORKED, 16, [6, 12]), (FORKED, 10, [6])):  # a restart
+    for launcher, steps, due in ((TORCHRUN, 16, [6, 12]),) * IS_NIGHTLY + ((FORKED, 10, [6]),):
         command = [DDP_PROF, "capture", "--every", "6:2", "-o", tmp_path / "out", "--", *launcher, script]
         done = subprocess.run([*command, str(steps), "0"], capture_output=True, text=True, check=False, env=forked)
         assert done.returncode == 0, done.stderr
@@ -667,7 +715,8 @@ def test_a_monitor_measures_a_program_that_knows_nothing_of_us(tmp_path: Path, f
         measured.extend(due)
         assert [record["step"] for record in records] == measured
         assert {(record["ranks"], record["steps"]) for record in records} == {(2, 2)}
-        assert f"{len(measured)} measurements: too few to tell a change" in done.stdout
+        assert f"{len(measured)} measurement" in done.stdout
+        assert "too few to tell a change" in done.stdout
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.monitor"]
 
 
@@ -831,6 +880,7 @@ def test_who_records_is_told_before_the_program_starts(tmp_path: Path) -> None:
     done = run(
         "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", sys.executable, "-c", "raise SystemExit(3)"
     )
+    assert done.exit_code == 3, "that of the program"
     assert done.stderr.splitlines()[0] == "recording by torch.profiler (as requested):"
 
 

@@ -168,13 +168,16 @@ def test_a_program_into_which_it_cannot_be_loaded_goes_on(tmp_path: Path) -> Non
     assert said.startswith("ddp-prof could not be loaded into this program, so it sees none of its steps: FileNotFound")
 
 
-def test_a_program_that_first_asks_whether_there_is_a_torch_is_marked_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "variables"), [("unattended", {}), ("trial", {"DDP_PROF_TRIAL": "{}"})])
+def test_a_program_that_first_asks_whether_there_is_a_torch_is_marked_once(
+    tmp_path: Path, module: str, variables: dict[str, str]
+) -> None:
     (tmp_path / "torch.py").touch()
     (tmp_path / "annotate").mkdir()
     for name in ("__init__.py", "annotate/__init__.py"):
         (tmp_path / name).touch()
-    (tmp_path / "annotate" / "unattended.py").write_text("def start(): print('marked')", encoding="utf-8")
-    environ = injection({"PYTHONPATH": str(tmp_path)}) | {"DDP_PROF_PACKAGE": str(tmp_path)}
+    (tmp_path / "annotate" / f"{module}.py").write_text("def start(): print('marked')", encoding="utf-8")
+    environ = injection({"PYTHONPATH": str(tmp_path)}) | variables | {"DDP_PROF_PACKAGE": str(tmp_path)}
     program = "from importlib import reload, util; print(util.find_spec('torch').name); import torch; reload(torch)"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("torch\nmarked\n", "")

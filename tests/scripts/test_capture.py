@@ -1,7 +1,7 @@
 """Real captures of the real workload, two ranks, by real nsys; nothing here is skipped where nsys is missing.
 
 What the workload says where it fails, and what becomes of that, tests/train and tests/capture test by themselves;
-tests/benchmark/test_sweep_command.py captures by torch.profiler.
+a nightly of tests/benchmark/test_sweep_command.py captures by torch.profiler.
 """
 
 from __future__ import annotations
