@@ -26,6 +26,7 @@ from tests.benchmark.results_factory import (
     line,
     study_like,
 )
+from tests.examples import IS_NIGHTLY
 
 positive = st.floats(1e-3, 1e3)
 
@@ -151,14 +152,14 @@ def test_a_machine_that_drifts_between_repeats_does_not_hide_a_difference() -> N
 @pytest.mark.slow
 def test_equal_variants_are_rarely_taken_for_different() -> None:
     """In some 5 of 100 sweeps, however loud the machine is."""
-    wrong = 0
-    for seed in range(100):
+    wrong, sweeps = 0, 100 if IS_NIGHTLY else 25
+    for seed in range(sweeps):
         sweep = Sweep(noise=0.05, seed=seed)
         for work in ((2, 32), (2, 64), (2, 128)):
             sweep.add("naive", 100, 40, work=work)
             sweep.add("flat", 100, 40, work=work)
         wrong += ("step", "naive", "flat") in supported(sweep)
-    assert wrong <= 12
+    assert wrong <= 0.12 * sweeps
 
 
 def test_the_model_is_said_to_be_right_only_where_its_choice_is_fastest() -> None:

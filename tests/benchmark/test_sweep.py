@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
 from ddp_prof.run_config import RunConfig
+from tests.conftest import ROOT
 from tests.test_manifest import MANIFEST
 
 ENVIRONMENT = Environment("e1", "some CPU", 2, 2**34, "Linux", "", "3.11", "2.13", None, None, "0.1")
@@ -133,6 +135,32 @@ def test_each_setting_is_captured_once_without_timing_it_again(bench: Bench) -> 
     assert bench.including_warmup == []
     bench.sweep(profile=True, force=True)
     assert bench.including_warmup == ["naive again"]
+
+
+def test_a_capture_is_made_without_synchronized_steps_and_gives_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for what records; a nightly records."""
+    asked: list[tuple[list[str], dict[str, str]]] = []
+
+    def record(argv: list[str], environ: dict[str, str]) -> str:
+        asked.append((argv, environ))
+        shutil.copy(ROOT / "traces" / "naive.sqlite", environ["TRACES_DIR"])
+        return "naive: captured by torch.profiler in 6 s"
+
+    monkeypatch.setattr(sweep_module, "capture_variant", record)
+    job, *_ = GRID.jobs()
+    assert job.config.synchronized_steps == 1
+    file, figures = sweep_module.capture(job.config, tmp_path / "new", force=True)
+    assert file == tmp_path / "new" / "naive.sqlite"
+    assert figures["trace_comm_ns"] == figures["trace_exposed_ns"] == figures["trace_tail_ns"] != 0
+    assert figures["trace_overlapped_ns"] == 0, "naive hides nothing"
+    ((argv, environ),) = asked
+    assert argv == replace(job.config, synchronized_steps=0).script_argv()
+    assert (environ["FORCE"], environ["NGPU"], environ["DEVICE"]) == ("1", "2", "auto")
+    monkeypatch.setattr(sweep_module, "capture_variant", lambda *_: "flat: captured by no profiler in 6 s")
+    with pytest.raises(WorkloadError, match="left no trace"):
+        sweep_module.capture(job.config, tmp_path / "new", force=False)
 
 
 def test_a_failed_capture_leaves_the_run_and_is_told(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
