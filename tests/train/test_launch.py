@@ -171,7 +171,19 @@ def test_a_hangup_that_nohup_ignores_stops_nothing() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("stop", "forked"),
+    [
+        (signal.SIGINT, True),
+        (signal.SIGKILL, True),
+        (signal.SIGTERM, False),
+        (signal.SIGKILL, False),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, True, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, False, marks=pytest.mark.nightly),
+    ],
+)
 def test_no_rank_outlives_the_launcher(stop: signal.Signals, tmp_path: Path, forked: bool) -> None:
     # a rank that ignores being asked
     code = f"""

@@ -98,7 +98,7 @@ def test_what_is_compiled(word: str, compiled: list[bool]) -> None:
     assert [module._compiled_call_impl is not None for module in modules] == compiled
 
 
-@pytest.mark.parametrize("word", ["blocks", "model"])
+@pytest.mark.parametrize("word", ["blocks", pytest.param("model", marks=pytest.mark.nightly)])
 def test_compiled_gradients_are_the_same(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced, differentiated and run, all but the code generator: that takes a minute on a slow machine."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -121,6 +121,7 @@ def finished(tmp_path: Path, *argv: str) -> Manifest:
     return manifest
 
 
+@pytest.mark.nightly
 def test_a_run_with_checkpoints_ends_where_one_without_does(tmp_path: Path) -> None:
     plain, checkpointed = finished(tmp_path), finished(tmp_path, "--activation-checkpointing", "--precision", "fp32")
     assert checkpointed.final_loss == pytest.approx(plain.final_loss, rel=1e-6)
@@ -128,5 +129,7 @@ def test_a_run_with_checkpoints_ends_where_one_without_does(tmp_path: Path) -> N
     assert (plain.options["precision"], plain.options["tf32"], plain.options["compile"]) == ("fp32", False, None)
 
 
-def test_bf16_is_in_the_record(tmp_path: Path) -> None:
-    assert finished(tmp_path, "--precision", "bf16").options["precision"] == "bf16"
+def test_what_was_asked_for_is_in_the_record(tmp_path: Path) -> None:
+    options = finished(tmp_path, "--activation-checkpointing", "--precision", "bf16").options
+    assert (options["activation_checkpointing"], options["precision"]) == (1, "bf16")
+    assert (options["tf32"], options["compile"]) == (False, None)

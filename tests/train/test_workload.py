@@ -8,19 +8,24 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from ddp_prof.ddp import ShardedDDP
 from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.manifest import Manifest, label_of, load_manifest
 from ddp_prof.range_names import parse_range
 from ddp_prof.train import __main__
+from ddp_prof.train import run as train_run
 from ddp_prof.train.launch import launch
-from tests.examples import IS_NIGHTLY
-from tests.forked_torchrun import forked_torchrun
+from ddp_prof.train.workload import Trainer
+from tests.ddp.gloo_ranks import fork_ranks
+from tests.forked_python import run_python
 from tests.kineto_events import ranges_in
 from tests.train.forked import train
 from tests.waiting import is_running, wait_until
@@ -28,11 +33,6 @@ from tests.waiting import is_running, wait_until
 STEPS, WARMUP, SYNCHRONIZED = 3, 1, 4
 SMALL = ["--model-size", "tiny", "--seq-len", "16", "--steps", str(STEPS), "--warmup", str(WARMUP), "--batch-size", "4"]
 TRAIN = ["-m", "ddp_prof.train"]
-
-
-def run(*argv: str | Path, launcher: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(launcher or []), *TRAIN, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 class Finished(NamedTuple):
@@ -132,9 +132,41 @@ def test_kineto_holds_our_ranges_and_no_warmup(finished: Finished, rank: int) ->
     assert sum(range_.name == "all_reduce" for range_ in ranges) == STEPS * len(buckets)
 
 
+def _order(rank: int, world: int, directory: str) -> list[str]:
+    """What happens in a run of ``sharded`` that is recorded: its steps, waits for parameters, the recording's end."""
+    order: list[str] = []
+    wait, step = ShardedDDP.wait_for_parameters, Trainer.train_step
+
+    @contextmanager
+    def recording() -> Iterator[None]:
+        yield
+        order.append("recorded")
+
+    def waited(variant: ShardedDDP) -> None:
+        order.append("waited")
+        wait(variant)
+
+    def stepped(trainer: Trainer, *batch: Any, **options: Any) -> Any:
+        result = step(trainer, *batch, **options)
+        order.append("stepped")
+        return result
+
+    ShardedDDP.wait_for_parameters, Trainer.train_step = waited, stepped  # type: ignore[method-assign]
+    train_run.choose_recording = lambda *_: recording()
+    sys.argv = ["ddp_prof.train", "--variant", "sharded", *SMALL]
+    assert __main__.main() == 0
+    return order
+
+
+def test_the_recording_ends_after_the_parameters_were_waited_for() -> None:
+    """torch.profiler was stopped while gloo gathered them, and crashed the rank more often than not."""
+    (order,) = fork_ranks(_order, 1)
+    assert order[order.index("recorded") - 2 :][:3] == ["stepped", "waited", "recorded"]
+
+
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_recording_ends_after_the_last_gather_of_sharded(tmp_path: Path) -> None:
-    """torch.profiler was stopped while gloo carried it out, and crashed the rank more often than not."""
     mini = [*SMALL, "--model-size", "mini", "--steps", "2"]  # the gathers of tiny may have ended by then
     train("--variant", "sharded", *mini, "--kineto", tmp_path / "s.json.gz")
     for rank in (0, 1):
@@ -185,15 +217,11 @@ def test_hooks_of_torch_from_the_command_line_to_the_label(
     assert accounted.format(**{name: f"{size / 2**20:.1f}" for name, size in in_mb.items()}) in said
 
 
+@pytest.mark.nightly
 def test_torchrun_starts_it_too(tmp_path: Path) -> None:
-    """In the gate by a stand-in, which sets for its ranks what torchrun sets and forks them."""
-    arguments = [*TRAIN, "--variant", "torch", *SMALL, "--run-json", str(tmp_path / "run.json")]
-    if IS_NIGHTLY:
-        done = run(*arguments[2:], launcher=["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])
-    else:
-        with forked_torchrun(tmp_path / "programs") as programs:
-            command = [programs / "torchrun", "--nproc-per-node", "2", *arguments]
-            done = subprocess.run(command, capture_output=True, text=True)
+    arguments = ["--variant", "torch", *SMALL, "--run-json", str(tmp_path / "run.json")]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([sys.executable, *torchrun, *TRAIN, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     manifest = load_manifest(tmp_path / "run.json")
     assert manifest is not None
@@ -241,6 +269,24 @@ def test_failure_is_one_line_and_leaves_no_manifest(
     assert not manifest.exists()
 
 
+INTERRUPTED = """
+import signal, sys
+from ddp_prof.train import __main__
+__main__.launch = lambda *_arguments, **_options: signal.raise_signal(signal.SIGINT)
+sys.exit(__main__.main())
+"""
+
+
+def test_ctrl_c_is_told_by_the_exit_code_alone(tmp_path: Path) -> None:
+    """How ranks end then, test_launch.py shows."""
+    (manifest := tmp_path / "run.json").write_text("of an earlier run")
+    argv = ["--variant", "overlap", "--world-size", "2", *SMALL, "--run-json", str(manifest)]
+    done = run_python(INTERRUPTED, *argv)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not manifest.exists()
+
+
+@pytest.mark.nightly
 def test_ctrl_c_leaves_no_rank_and_no_manifest(tmp_path: Path) -> None:
     manifest = tmp_path / "run.json"
     argv = ["--variant", "overlap", "--world-size", "2", *SMALL, "--steps", "100000", "--run-json", str(manifest)]
