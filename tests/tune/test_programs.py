@@ -396,7 +396,7 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
         "6",
     ]
     command += ["--minutes", "30", "--store", "tune.db", "--format", "json"]
-    done = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
+    done = run(*command, "--", "torchrun", "--nproc-per-node", "1", script)
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     small, large = document["tries"]
@@ -408,7 +408,7 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     assert TUNE_VARIABLE in done.stderr
     assert not (tmp_path / "after").exists()
     monkeypatch.setenv("NSYS", "none")
-    again = run(*command, "--why", "--html", "tune.html", "--", "torchrun", "--nproc-per-node", "2", script)
+    again = run(*command, "--why", "--html", "tune.html", "--", "torchrun", "--nproc-per-node", "1", script)
     assert again.exit_code == 0, again.output
     known, compared = json.loads(again.stdout)
     assert known == {**document, "foreseen": known["foreseen"]}, "all of it was in the store"
@@ -541,9 +541,9 @@ def train(rank, world, meeting):
         optimizer.step()
 
 if __name__ == "__main__":
-    meeting, world = f"file://{os.environ['MEETING']}.{os.getpid()}", int(os.environ.get("RANKS", "2"))
+    meeting = f"file://{os.environ['MEETING']}.{os.getpid()}"
     spawning = multiprocessing.get_context("spawn")
-    ranks = [spawning.Process(target=train, args=(rank, world, meeting)) for rank in range(world)]
+    ranks = [spawning.Process(target=train, args=(rank, 2, meeting)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -559,15 +559,16 @@ for process in [subprocess.Popen(each, start_new_session=True) for each in words
 """
 
 
-def test_a_rank_that_the_program_spawns_itself(tmp_path: Path) -> None:
-    """By the door that every program has: the sitecustomize of this package. Two ranks in a nightly."""
+@pytest.mark.nightly
+def test_ranks_that_the_program_spawns_itself(tmp_path: Path) -> None:
+    """By the door that every program has: the sitecustomize of this package (tests/capture/test_recorder.py)."""
     script = tmp_path / "train.py"
     script.write_text(SPAWNED)
     program = Program((sys.executable, str(script)), WARMUP, STEPS)
-    environ = {**os.environ, "MEETING": str(tmp_path / "meeting"), "RANKS": "1"}
+    environ = {**os.environ, "MEETING": str(tmp_path / "meeting")}
     (tried,) = parse_tries(["gradient_as_bucket_view"])
     found = program.measure(tried, environ, 600)
-    assert [(rank.rank, rank.done) for rank in found.ranks] == [(0, WARMUP + STEPS)]
+    assert [(rank.rank, rank.done) for rank in found.ranks] == [(0, WARMUP + STEPS), (1, WARMUP + STEPS)]
 
 
 def test_a_stopped_tuning_leaves_no_process(tmp_path: Path) -> None:

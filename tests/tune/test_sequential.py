@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -69,13 +70,20 @@ def turns(generator: np.random.Generator, of: noise.Noise) -> noise.Numbers:
     return generator.permuted(runs, axis=1)
 
 
+@cache
+def half_widths(error: float) -> noise.Numbers:
+    """In spreads, after each number of pairs from the least on."""
+    return np.array([half_width_in_spreads(pairs, error) for pairs in range(LEAST_PAIRS, ROUNDS + 1)])
+
+
 def ever_excludes(values: noise.Numbers, truth: float, error: float) -> bool:
     """Whether the interval, looked at after each pair from the sixth on, ever leaves out the truth."""
-    for pairs in range(LEAST_PAIRS, len(values) + 1):
-        seen = values[:pairs]
-        if abs(seen.mean() - truth) > seen.std(ddof=1) * half_width_in_spreads(pairs, error):
-            return True
-    return False
+    pairs = np.arange(1, ROUNDS + 1)
+    means = values.cumsum() / pairs
+    squares = (values**2).cumsum() - pairs * means**2
+    seen = slice(LEAST_PAIRS - 1, None)
+    spreads = np.sqrt(squares[seen] / (pairs[seen] - 1))
+    return bool((abs(means[seen] - truth) > spreads * half_widths(error)).any())
 
 
 @pytest.mark.parametrize("of", noise.ALL, ids=lambda of: of.__name__)

@@ -104,8 +104,15 @@ def test_the_answer_in_every_form(form: str, capsys: pytest.CaptureFixture[str])
 REPETITIONS = 400 if IS_NIGHTLY else 25
 
 
+OF_THE_GATE = (noise.normal, noise.drift, noise.recorded)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("of", noise.ALL, ids=lambda of: of.__name__)
+@pytest.mark.parametrize(
+    "of",
+    [of if of in OF_THE_GATE else pytest.param(of, marks=pytest.mark.nightly) for of in noise.ALL],
+    ids=lambda of: of.__name__,
+)
 def test_equal_settings_seldom_have_a_winner(of: noise.Noise) -> None:
     wrong = 0
     for seed in range(REPETITIONS):
