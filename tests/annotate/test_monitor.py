@@ -547,7 +547,7 @@ def with_a_rank_that_fails(folder: Path, what: str, rank: int) -> tuple[list[dic
     ("what", "said"),
     [
         ("export", "no space left on device"),
-        ("own profiler", "the program runs its own torch.profiler"),
+        pytest.param("own profiler", "the program runs its own torch.profiler", marks=pytest.mark.nightly),
         ("end", "the job ended"),
     ],
 )
@@ -590,10 +590,10 @@ def test_keep_holds_over_restarts_and_deletes_only_what_is_a_monitor_s(tmp_path:
     others = ["step00000099.rank0.json.gz", "step00000098.rank0.json", "step00000006.rank0.json.gz.mine", "notes.txt"]
     for name in others:
         (tmp_path / name).write_text("mine")
-    for start in (0, 100, 200):
+    for start in (0, 100):
         train_alone(Monitor(EVERY, STEPS, folder=tmp_path, start=start, log=[]))
     records = [json.loads(line) for line in (tmp_path / "monitor.jsonl").read_text().splitlines()]
-    assert len({record["started"] for record in records}) == 3
+    assert len({record["started"] for record in records}) == 2
     worst = max(records, key=lambda record: record["worst_ns"] or 0)
     kept = {f"step{step:08d}.rank0.json.gz" for step in {worst["step"], records[-1]["step"]}}
     assert {path.name for path in tmp_path.iterdir()} == {*kept, *others, "monitor.jsonl"}

@@ -150,7 +150,7 @@ def test_the_cause_is_where_the_time_is(files: list[Path]) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["instrumented", "instrumented late"])
+@pytest.mark.parametrize("how", ["instrumented", pytest.param("instrumented late", marks=pytest.mark.nightly)])
 def test_of_a_model_that_is_marked_operators_tell_what_computed(tmp_path: Path, how: str) -> None:
     files = record(tmp_path, how)
     (run,) = dp.load_runs(files)

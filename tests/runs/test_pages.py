@@ -49,7 +49,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_the_index_is_there_first_and_says_that_pages_follow(captures: list[Path], tmp_path: Path, jobs: int) -> None:
     folder = tmp_path / "report"
     seen: list[tuple[int, int, bool]] = []
@@ -76,7 +76,7 @@ def test_processes_make_the_same_pages_to_the_byte(
     monkeypatch.chdir(tmp_path)  # names are relative here
     (tmp_path / "after").mkdir()
     namesake = write_capture(tmp_path / "after" / captures[0].name, known_truth(2))
-    files = [file.relative_to(tmp_path) for file in (*captures, namesake)]
+    files = [file.relative_to(tmp_path) for file in (captures[0], *captures[RUNS:], namesake)]
     for jobs in (1, 2):
         result = run("report", "--jobs", jobs, *files, "-o", f"report{jobs}")
         assert result.exit_code == 0, result.stderr

@@ -61,7 +61,9 @@ def run_command(*arguments: object) -> str:
     return result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("command", ["collectives", "compare", "info"])
+@pytest.mark.parametrize(
+    "command", ["collectives", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("compare", "info"))]
+)
 def test_the_same_to_the_byte(cluster: str, reports: list[Path], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reports[0].parent)  # names are relative here, and workers are elsewhere
     asked = (command, "--format", "json", *(report.name for report in reports))

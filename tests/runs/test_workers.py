@@ -29,9 +29,11 @@ def reports(tmp_path: Path) -> list[Path]:
     return [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(RANKS)]
 
 
-COMMANDS = [("overlap", "--format", "json"), ("collectives", "--format", "json")]
+COMMANDS = [("collectives", "--format", "json")]
 if IS_NIGHTLY:  # what is printed of the same measures
-    COMMANDS += [(name, "--format", "json") for name in ("info", "skew", "compare")] + [("overlap", "--steps")]
+    COMMANDS += [(name, "--format", "json") for name in ("overlap", "info", "skew", "compare")] + [
+        ("overlap", "--steps")
+    ]
 
 
 @pytest.mark.slow
@@ -109,6 +111,7 @@ def test_each_report_is_read_once(reports: list[Path], read: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_browser")
 @pytest.mark.parametrize("command", ["report", "timeline"])
 def test_a_report_that_is_read_alone_is_read_once(
     reports: list[Path], read: list[str], tmp_path: Path, command: str
@@ -178,7 +181,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGINT]
+    "how",
+    [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.nightly) for how in (signal.SIGTERM, signal.SIGINT))],
 )
 def test_workers_end_with_their_parent(reports: list[Path], tmp_path: Path, how: signal.Signals) -> None:
     script = tmp_path / "read.py"

@@ -41,29 +41,29 @@ def sabotaged(rank: int) -> Any:
     return check_variants.check_all(arguments, RankInfo(rank, 2, rank, 2), torch.device("cpu"))
 
 
-def test_a_variant_equals_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ranks that are forked, which need not import torch."""
+@pytest.fixture
+def check_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script, whose ranks are forked, which need not import torch, and write into ``log``."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    check_variants, log = importlib.import_module("check_variants"), tmp_path / "log"
 
     def launch_forked(world: int, argv: list[str]) -> None:
-        launch(world, ["-m", "check_variants", *argv[1:]], log, forked=True)
+        launch(world, ["-m", "check_variants", *argv[1:]], tmp_path / "log", forked=True)
 
     monkeypatch.setattr("script_ranks.launch", launch_forked)
+    return importlib.import_module("check_variants")
+
+
+def test_a_variant_equals_one_process(check_variants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--variants", "fsdp"])
     assert check_variants.main() == 0
-    where, line = log.read_text().splitlines()
+    where, line = (tmp_path / "log").read_text().splitlines()
     assert where == "2 ranks, gloo, device: cpu"
     agreeing, total = line.removeprefix("fsdp: ").split(" runs")[0].split(" of ")
     assert agreeing == total
     assert int(total) > 10
 
 
-def test_one_that_does_not_is_named_with_its_cases(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    check_variants = importlib.import_module("check_variants")
+def test_one_that_does_not_is_named_with_its_cases(check_variants: Any, capsys: pytest.CaptureFixture[str]) -> None:
     findings, _ = run_ranks(sabotaged)
     with pytest.raises(WorkloadError, match="a variant differs from one process"):
         check_variants.report(findings)
@@ -73,11 +73,12 @@ def test_one_that_does_not_is_named_with_its_cases(
     assert ": blocks, adamw\n" in said
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_says_so(
+    check_variants: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--device", "cuda", "--variants", "naive"])
-    assert importlib.import_module("check_variants").main() == 1
+    assert check_variants.main() == 1
     assert "torch finds no GPU here" in capsys.readouterr().err

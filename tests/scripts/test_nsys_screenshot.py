@@ -277,6 +277,7 @@ class TestPicture:
         assert "AllowAnalytics=false" in (tmp_path / "screen" / "settings").read_text()
         assert list((tmp_path / "home").iterdir()) == []
 
+    @pytest.mark.nightly
     def test_a_gui_that_was_too_slow_gets_another_chance(
         self, equipped: Checkout, report: Path, tmp_path: Path
     ) -> None:

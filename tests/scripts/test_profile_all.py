@@ -188,7 +188,14 @@ def test_a_setting_that_no_capture_can_have_is_one_line(
     assert machine.runs == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_signal_ends_the_capture_in_one_line(machine: Machine, number: signal.Signals, code: int) -> None:  # noqa: F811
     """And a second one, as the end of a session sends, cuts nothing off."""
     process, workload = _started(machine)
