@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ddp_prof import annotate
 from ddp_prof.ddp.collective import InFlight
@@ -20,10 +22,14 @@ class Gathers:
         self.is_pending = False  # a bool, because ``torch.compile`` compiles once for each value
         self._in_flight: dict[int, InFlight] = {}  # by index of the bucket
         self._waited: set[tuple[int, torch.cuda.Stream | None]] = set()  # buckets with the streams that have waited
+        self._parameters: dict[int, Sequence[torch.nn.Parameter]] = {}  # of each bucket in flight
 
-    def add(self, bucket: int, flight: InFlight) -> None:
-        """Keep the all-gather that was launched for a bucket."""
+    def add(self, bucket: int, parameters: Sequence[torch.nn.Parameter], flight: InFlight) -> None:
+        """Keep the all-gather that was launched for a bucket; its parameters wait for it when they are read."""
         self._in_flight[bucket] = flight
+        self._parameters[bucket] = parameters
+        for parameter in parameters:
+            _await(parameter, partial(self.wait, [bucket]))
         self.is_pending = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission, as of is_initialized
@@ -38,6 +44,8 @@ class Gathers:
             for bucket in due:
                 self._in_flight[bucket].wait()
                 self._waited.add((bucket, stream))
+                for parameter in self._parameters[bucket]:
+                    _await(parameter, None)
 
     def settle(self) -> None:
         """Wait for all all-gathers in flight and forget them."""
@@ -45,6 +53,44 @@ class Gathers:
         self._in_flight.clear()
         self._waited.clear()
         self.is_pending = False
+
+
+class Awaited:
+    """Part of a parameter's class until a host thread has waited for its all-gather: any operation on it waits.
+
+    A program may have parameters in a list of its own, as averages of weights do (``torch_ema``).
+    """
+
+    plain: type[torch.nn.Parameter]
+    """The parameter's own class."""
+
+    def wait(self) -> None:
+        """Wait for the all-gather; each parameter has its own, until another thread has waited."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        for each in tree_leaves((arguments, keywords)):
+            if isinstance(each, Awaited):
+                each.wait()
+        with torch._C.DisableTorchFunctionSubclass():  # of what is being waited for on another thread
+            return function(*arguments, **(keywords or {}))
+
+
+@cache
+def _awaited(plain: type[torch.nn.Parameter]) -> Any:
+    """Return a class of parameters that wait, which has the name of their own class."""
+    kind: Any = type(plain)
+    return kind(plain.__name__, (Awaited, plain), {"plain": plain, "__module__": plain.__module__})
+
+
+def _await(parameter: torch.nn.Parameter, wait: Callable[[], None] | None) -> None:
+    """Let operations on a parameter call ``wait`` before, or with ``None`` no longer."""
+    if isinstance(parameter, Awaited):
+        parameter.__class__ = parameter.plain  # type: ignore[assignment]  # no more of Awaited
+        del parameter.wait
+    if wait is not None:
+        parameter.wait = wait  # type: ignore[attr-defined]
+        parameter.__class__ = _awaited(type(parameter))
 
 
 class AwaitedParameters(dict[str, Parameter]):

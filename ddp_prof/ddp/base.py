@@ -386,6 +386,7 @@ def _hook_all_optimizers() -> None:
     register_optimizer_step_post_hook(partial(_report_to_all, _after_steps))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission
 def _report_to_all(
     methods: Mapping[object, weakref.WeakMethod[Any]], optimizer: torch.optim.Optimizer, *_: Any
 ) -> None:

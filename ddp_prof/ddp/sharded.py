@@ -21,6 +21,7 @@ all-gather together send as much as one all-reduce, but the all-gather can overl
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Iterable, Sequence
@@ -90,8 +91,7 @@ class ShardedDDP(ReducingVariant):
     :data:`NOT_BY_ELEMENT`, and others of which a try shows it, raise CommunicationError at their step; so do, at
     construction, parameters that share memory. Only an optimizer's step may change the parts.
 
-    After a step, reading a parameter through its module waits for its all-gather. Before you read a parameter from a
-    list of your own, call :meth:`wait_for_parameters`.
+    After a step, reading a parameter waits for its all-gather, through its module or from a list of your own.
 
     A parameter that no rank used in a step is left as it is. If it is used later, SGD goes on as in one process, but
     the step of an optimizer that counts its steps (Adam) raises CommunicationError: with ``find_unused_parameters`` on
@@ -149,10 +149,11 @@ class ShardedDDP(ReducingVariant):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module as every :class:`ReducingVariant`; for compiled modules, wait for all parameters before."""
-        for bucket in self._reducer.buckets:
-            bucket.check_shard()
-            if torch.is_grad_enabled():
-                bucket.release_zeroed()
+        with torch._C.DisableTorchFunctionSubclass():  # nothing is read that an all-gather brings
+            for bucket in self._reducer.buckets:
+                bucket.check_shard()
+                if torch.is_grad_enabled():
+                    bucket.release_zeroed()
         # Parameters may have moved to new layers, as by ``register_parametrization``, which do not wait for them yet.
         if not torch.compiler.is_compiling() and not self._awaited.is_unchanged():
             self.wait_for_parameters()
@@ -221,7 +222,7 @@ class ShardedDDP(ReducingVariant):
                 bucket.idle.after_step()
             # The last bucket holds the first layers, which the next forward needs first.
             for bucket in reversed(self._reducer.buckets):
-                self._gathers.add(bucket.index, bucket.gather())
+                self._gathers.add(bucket.index, bucket.parameters, bucket.gather())
             if self._is_scripted:
                 self.wait_for_parameters()
 
@@ -229,11 +230,16 @@ class ShardedDDP(ReducingVariant):
         """Wait for all all-gathers: then all parameters may be read, on a GPU by the current stream."""
         self._gathers.settle()
 
+    def _check_model(self) -> None:
+        with torch._C.DisableTorchFunctionSubclass():  # that it looks at parameters waits for none
+            super()._check_model()
+
     def on_zero_grad(self, optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
         """Drop the gradients of the parameters of which an optimizer has dropped those of the parts."""
         dropped = {id(part) for group in optimizer.param_groups for part in group["params"]}
-        for bucket in self._reducer.buckets:
-            for parameter in bucket.parameters if id(bucket.shard) in dropped else ():
+        buckets = [bucket for bucket in self._reducer.buckets if id(bucket.shard) in dropped]
+        with torch._C.DisableTorchFunctionSubclass():  # that it gives up gradients waits for no all-gather
+            for parameter in itertools.chain.from_iterable(bucket.parameters for bucket in buckets):
                 if set_to_none:
                     parameter.grad = None
                 elif parameter.grad is not None:

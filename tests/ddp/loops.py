@@ -919,6 +919,27 @@ def scripting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares:
         return plainly(wrap, torch.jit.script(model), shares)
 
 
+def swapping(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Evaluates with the average of the weights in their place, by a list of parameters of its own, as torch_ema."""
+    trained = wrap(model)
+    own = list(model.parameters())
+    averages = [parameter.detach().clone() for parameter in own]
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    outputs = []
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        for average, parameter in zip(averages, own, strict=True):
+            average.lerp_(parameter.detach(), 0.3)
+        kept = [parameter.detach().clone() for parameter in own]
+        for average, parameter in zip(averages, own, strict=True):
+            parameter.data.copy_(average)
+        with torch.no_grad():
+            outputs.append(trained.model(inputs(99, 0)))
+        for before, parameter in zip(kept, own, strict=True):
+            parameter.data.copy_(before)
+    return {**weights(model), "outputs": torch.stack(outputs)}
+
+
 class Lookahead(torch.optim.Optimizer):
     """Steps by another optimizer, and goes half the way of each second step back."""
 
@@ -1008,4 +1029,5 @@ LOOPS = {
     "weights replaced before a step": Loop(mlp, replacing),
     "TorchScript": Loop(deep, scripting),
     "an optimizer that calls another": Loop(deep, looking_ahead),
+    "average in the place of weights": Loop(deep, swapping),
 }

@@ -147,6 +147,26 @@ def test_a_step_is_compiled_though_its_end_assigns_buckets_anew() -> None:
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
+@pytest.mark.usefixtures("alone")
+def test_in_a_compiled_step_of_an_optimizer_what_a_variant_does_is_left_to_python() -> None:
+    """Dynamo traced the collectives of ``sharded``, and warned of ranges and locks in the program's output."""
+    module = torch.nn.Linear(2, 2)
+    variant = VARIANTS["sharded"](module)
+    optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=1.0)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: object) -> Any:
+        graphs.append(graph)
+        return graph
+
+    before = module.weight.detach().clone()
+    variant(torch.ones(2)).sum().backward()
+    variant.finish_gradient_synchronization()
+    torch.compile(optimizer.step, backend=keep)()
+    torch.testing.assert_close(module.weight, before - 1)
+    assert len(graphs) == 1  # the step itself
+
+
 def test_without_a_process_group_the_error_says_what_to_do() -> None:
     with pytest.raises(CommunicationError, match="init_process_group"):
         NaiveDDP(torch.nn.Linear(2, 2))
