@@ -44,7 +44,7 @@ class ReducingVariant(DataParallel):
     """
 
     _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {
-        *("_reducer", "_remover", "_structure", "_layouts", "_postponed", "_is_stepping")
+        *("_reducer", "_remover", "_structure", "_layouts", "_postponed", "_is_stepping", "_last_ready")
     }
     _reducer_type: ClassVar[type[Reducer]] = Reducer
     _cap_bytes: float | Sequence[float] | None = None
@@ -80,6 +80,8 @@ class ReducingVariant(DataParallel):
         # ``_gradients_seen`` at the last ``finish_gradient_synchronization`` within ``no_sync``, which was postponed.
         self._postponed: list[tuple[int, int] | None] | None = None
         self._is_stepping = False  # whether an optimizer's step runs, in which a closure may call forward and backward
+        # The parameter that a hook reported last, with the number of its backward.
+        self._last_ready: tuple[int, torch.Tensor] | None = None
 
     def _make_reducer(self) -> Reducer:
         return self._reducer_type(self._trained, self.assignment, self.process_group, self._find_unused)
@@ -103,17 +105,34 @@ class ReducingVariant(DataParallel):
         self._are_buffers_due = is_trained and self._broadcast_buffers
         return super().forward(*args, **kwargs)
 
-    def on_gradient(self, index: int, _parameter: torch.Tensor) -> None:
+    def on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Give the gradient of trained parameter ``index``, which backward has just finished, to the reducer.
 
-        Called by the parameter's hook. A blocking variant leaves this to the end of backward.
+        Called by the parameter's hook. A blocking variant leaves this to the end of backward. Raises CommunicationError
+        if a hook of the program took the gradient away.
         """
         if not self._is_synchronizing:
             self._reducer.ready_alone(index)
             return
+        self._check_kept(parameter)
         self.is_unfinished = True
         if not self.is_blocking:
             self._reducer.ready(index)
+
+    def _check_kept(self, parameter: torch.Tensor) -> None:
+        """Raise CommunicationError if the program's hooks have used up a gradient of this rank, as by a step of theirs.
+
+        If they run before the hook of this variant, it is seen at once. If after it, a blocking variant sees it with
+        the next gradient of the backward; of others the gradient is a placeholder by then, which cannot be read.
+        """
+        task, last = torch._C._current_graph_task_id(), self._last_ready
+        is_last_gone = self.is_blocking and last is not None and last[0] == task >= 0 and last[1].grad is None
+        if parameter.grad is None or is_last_gone:
+            raise CommunicationError(
+                "a hook has taken a gradient away within backward, before the ranks have averaged it, as an optimizer "
+                "in backward does: step after finish_gradient_synchronization()"
+            )
+        self._last_ready = task, parameter
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Do a postponed synchronization; raise CommunicationError if gradients are not synchronized.

@@ -130,6 +130,32 @@ def test_a_program_may_clear_the_state_of_a_sharded_optimizer_but_not_move_its_p
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("is_before", [True, False], ids=["hook before the variant's", "after it"])
+@pytest.mark.parametrize("key", ["naive", "overlap", "sharded"])
+def test_steps_by_hand_within_backward_are_refused(key: str, *, is_before: bool) -> None:
+    """Ranks stepped on gradients of their own, and diverged in silence."""
+
+    @torch.no_grad()
+    def step(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter -= parameter.grad
+        parameter.grad = None
+
+    def add_hooks() -> None:
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
+
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    if is_before:
+        add_hooks()
+    variant = VARIANTS[key](module)
+    if not is_before:
+        add_hooks()
+    with pytest.raises(CommunicationError, match=r"call finish_gradient_synchronization|step after finish_gradient"):
+        variant(torch.ones(2)).sum().backward()
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_step_is_compiled_though_its_end_assigns_buckets_anew() -> None:
     """Dynamo took the exchange of the order of gradients for code to compile, and ended with an error of its own."""
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
