@@ -77,6 +77,16 @@ def test_a_job_that_does_not_communicate_has_zeros_and_a_clean_bill(tmp_path: Pa
     assert "all rules about communication" not in text_of("doctor", trace)
 
 
+def test_a_training_without_phases_has_no_clean_bill(tmp_path: Path) -> None:
+    """All is launched by one thread, and no range names backward: nothing tells what reduces gradients."""
+    work = tuple((*one[:5], MAIN) for one in USUAL)
+    told = "not decided: all rules about gradients: the trace does not tell what backward launched"
+    for phases, is_told in (((), True), (PHASES, False)):
+        trace = write_capture(tmp_path / "x.sqlite", job(*(step(index, work, phases) for index in range(3))))
+        assert (told in text_of("doctor", trace)) == is_told
+        trace.unlink()
+
+
 def test_a_program_that_calls_mpi_is_not_said_to_work_alone(tmp_path: Path) -> None:
     work = tuple(one for one in USUAL if one[0] != NCCL)
     capture = job(*(step(index, work) for index in range(3)))

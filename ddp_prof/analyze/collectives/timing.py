@@ -465,7 +465,7 @@ def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata,
     return np.where(is_copy & (found == UNKNOWN) & (recorded.span == UNKNOWN), OPERATIONS.index(PEER_COPY), found)
 
 
-_REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))
+REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))
 """Operations that may reduce gradients; a collective of unknown operation may do so, too."""
 
 _NUMBER_BYTES = 8
@@ -486,7 +486,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     """
     timings = rank.timings
     # A kind is an operation of a communicator in a step. `is_late`: its step has no reduction in backward.
-    is_reduction = np.isin(timings.operation, _REDUCTIONS)
+    is_reduction = np.isin(timings.operation, REDUCTIONS)
     _, step = distinct_rows(timings.step)
     _, same_kind = distinct_rows(timings.step, timings.operation, timings.group)
     knows_backward = timings.backward_end_ns != NO_TIME

@@ -16,6 +16,11 @@ ABOUT_COMMUNICATION = "all rules about communication"
 These rules find nothing then; a single :class:`Abstained` of this name says so for all of them.
 """
 
+ABOUT_GRADIENTS = "all rules about gradients"
+"""Stands for all rules about gradients where nothing tells which collectives reduce them, likewise."""
+
+UNDECIDED_TOGETHER = (ABOUT_COMMUNICATION, ABOUT_GRADIENTS)
+
 RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
     communication.after_backward,
@@ -65,4 +70,6 @@ def diagnose_run(run: RunEvidence) -> Diagnosis:
     abstained = [one for one in results if isinstance(one, Abstained)]
     if (reason := run.collectives.reason) not in (None, NO_COMMUNICATION):
         abstained.insert(0, Abstained(ABOUT_COMMUNICATION, reason))
+    elif run.why_no_gradients:
+        abstained.insert(0, Abstained(ABOUT_GRADIENTS, run.why_no_gradients))
     return Diagnosis(tuple(findings), tuple(abstained))

@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, REDUCTIONS, carry_gradients
 from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -49,6 +49,7 @@ WORTH = 0.01
 """Waits and exposed time are reported if they take more than this fraction of a step."""
 
 NO_STEPS = "the trace marks no steps (see --step-range)"
+NO_PHASES = "the trace does not tell what backward launched (see --backward-range)"
 
 NO_LAUNCHES = "no step is known to have launched what communicates"
 
@@ -347,6 +348,14 @@ class RunEvidence:
         return (
             NO_LAUNCHES if communicates and not any(rank.communicating_steps for rank in self.overlap.ranks) else None
         )
+
+    @property
+    def why_no_gradients(self) -> str | None:
+        """Why it is not known whether a collective reduces gradients; ``None`` if that is known, or nothing reduces."""
+        ranks = self.analysis.ranks
+        is_known = len(self.gradients) or any((rank.timings.phase != UNKNOWN).any() for rank in ranks)
+        reduces = any(np.isin(rank.timings.operation, REDUCTIONS).any() for rank in ranks)
+        return NO_PHASES if reduces and not is_known else None
 
     @property
     def why_no_dependencies(self) -> str | None:

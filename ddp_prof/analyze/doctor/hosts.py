@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.communication import OPERATIONS
@@ -253,8 +253,12 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
-    # Without a straggler: undecided if one rank is last in all steps, but these are too few.
+    # Without a straggler: undecided if one rank is last in all steps, but these are too few, or if nothing marks steps.
     if run.skew.straggler is None:
+        latest = None if run.skew.steps else run.skew.latest
+        if latest and 2 * latest.last_collectives > latest.matched:
+            last = f"{latest.name} arrives last at {latest.last_collectives} of {latest.matched} collectives"
+            return Abstained("straggler", f"{last}, and {NO_STEPS}")
         for rank in run.skew.ranks:
             if run.skew.steps and rank.last_steps == len(run.skew.steps):
                 which = f"each of {rank.last_steps} steps" if rank.last_steps > 1 else "the only step"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.doctor import ABOUT_COMMUNICATION, Diagnosis
+from ddp_prof.analyze.doctor import UNDECIDED_TOGETHER, Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.columns import Row
 from ddp_prof.present.columns import ms
@@ -18,8 +18,8 @@ _SHOWN_RANKS = 3
 
 def undecided_text(diagnosis: Diagnosis) -> str:
     """Return how many rules could not be decided, after ``; ``; empty if all could."""
-    rules = [one.rule for one in diagnosis.abstained if one.rule != ABOUT_COMMUNICATION]
-    which = [ABOUT_COMMUNICATION] if len(rules) < len(diagnosis.abstained) else []
+    which = [one.rule for one in diagnosis.abstained if one.rule in UNDECIDED_TOGETHER]
+    rules = [one.rule for one in diagnosis.abstained if one.rule not in UNDECIDED_TOGETHER]
     which += [f"{len(rules)} more" if which else count_noun(len(rules), "rule")] if rules else []
     return f"; {' and '.join(which)} could not be decided" if which else ""
 

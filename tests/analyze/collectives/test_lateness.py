@@ -167,6 +167,14 @@ def test_where_a_rank_is_missing_what_may_be_waiting_is_not_said_to_be_transfer(
     assert "fewer bytes or a faster link would help, if these transfer rather than wait" in cause
 
 
+def test_without_steps_a_rank_that_is_last_at_most_collectives_is_undecided(tmp_path: Path) -> None:
+    capture = job(6)
+    ranges = [one for one in capture.ranges if not one.name.startswith("step|")]
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", replace(capture, ranges=ranges)))
+    reasons = [one.reason for one in run.doctor().abstained if one.rule == "straggler"]
+    assert reasons == ["rank 2 arrives last at 24 of 24 collectives, and the trace marks no steps (see --step-range)"]
+
+
 def one_step(rank: int, calls: list[tuple[str, int, int, int]]) -> Capture:
     """A step of 40 ms with these calls: (kernel, stream, start, end in ms) or (record or wait, stream, event, 0)."""
     process = 100 + rank
