@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.bounded_file import free_memory
 from ddp_prof.errors import naming_limits, printable
 from ddp_prof.ingest import ReadOptions
-from ddp_prof.threads import count_cores, in_threads
+from ddp_prof.threads import count_cores, in_thread, in_threads
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -161,7 +161,7 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     asks for it makes it from the kernels, when the events are not needed any more.
     """
     trace, ranks, results = part.trace, part.ranks, dict[str, Any]()
-    steps = kernels = None
+    steps = kernels = facts = None
     if LEAST_BESIDE <= sum(len(rank.events) for rank in ranks) <= MOST_BESIDE and count_cores() > 1:
         # A second thread finds what filled the steps, which the overlap needs in the end, and then compares kernels:
         # about half of the work.
@@ -170,8 +170,10 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     for measure in measures:
         if measure in ("kernels", "contention"):
             continue
-        if measure in _OF_A_RANK:
-            results[measure] = list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
+        if measure == "facts" and steps:  # beside what the doctor needs next; what both rest on was found before
+            facts = in_thread(_measure_ranks, measure, ranks)
+        elif measure in _OF_A_RANK:
+            results[measure] = _measure_ranks(measure, ranks)
         elif measure == "overlap":
             from ddp_prof.analyze.overlap import measure_overlap
 
@@ -190,7 +192,14 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
                 trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics
             )
             results[measure] = {"collectives": analysis, "identity": _identities(analysis)}[measure]
+    if facts:
+        results["facts"] = facts.result()
     return results | (kernels.result() if kernels else _measure_kernels(ranks, {*measures} - {"contention"}))
+
+
+def _measure_ranks(measure: str, ranks: Sequence[RankEvents]) -> list[Any]:
+    """Return a measure of each rank."""
+    return list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
 
 
 def _fill_steps(ranks: Sequence[RankEvents]) -> None:

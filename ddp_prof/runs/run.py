@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.kept import KeptResults
 
-DOCTOR = ("overlap", "collectives", "critical", "facts")
+DOCTOR = ("overlap", "collectives", "facts", "critical")
 """The measures that the doctor needs."""
 SUMMARY = (*DOCTOR, "kernels")
 """The measures that a summary needs, with the cost of communication."""

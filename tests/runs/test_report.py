@@ -1,13 +1,15 @@
-"""Measuring one report: kernels in a thread of their own."""
+"""Measuring one report: kernels, and facts of the doctor, in threads of their own."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from ddp_prof.analyze.doctor import evidence
 from ddp_prof.analyze.kernels import kernel_times
 from ddp_prof.errors import TraceError
 from ddp_prof.runs import report
@@ -22,22 +24,32 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_capture(tmp_path / "known.sqlite", known_truth())
 
 
-@pytest.mark.parametrize("command", ["overlap", "summary", "kernels"])
+@pytest.mark.parametrize(
+    ("command", "module", "name"),
+    [(command, kernel_times, "find_kernel_runs") for command in ("overlap", "summary", "kernels")]
+    + [("summary", evidence, "measure_facts")],
+)
 @pytest.mark.parametrize(
     ("cores", "least", "most", "is_beside"),
     [(2, 0, 99, True), (1, 0, 99, False), (2, 99, 999, False), (2, 0, 9, False)],
 )
-def test_kernels_of_a_large_report_are_measured_beside_the_rest(
-    command: str, cores: int, least: int, most: int, is_beside: bool, trace: Path, monkeypatch: pytest.MonkeyPatch
+def test_much_of_a_large_report_is_measured_beside_the_rest(
+    command: str,
+    module: ModuleType,
+    name: str,
+    cores: int,
+    least: int,
+    most: int,
+    is_beside: bool,
+    trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the same result; not on one core, nor where a report has fewer or more than some events (here 30)."""
-    right, used, find = run(command, trace, "--format", "json").stdout, set[Any](), kernel_times.find_kernel_runs
+    right, used, find = run(command, trace, "--format", "json").stdout, set[Any](), getattr(module, name)
     monkeypatch.setattr(report, "count_cores", lambda: cores)
     monkeypatch.setattr(report, "LEAST_BESIDE", least)
     monkeypatch.setattr(report, "MOST_BESIDE", most)
-    monkeypatch.setattr(
-        kernel_times, "find_kernel_runs", lambda rank: used.add(threading.current_thread()) or find(rank)
-    )
+    monkeypatch.setattr(module, name, lambda rank: used.add(threading.current_thread()) or find(rank))
     assert run(command, trace, "--format", "json").stdout == right
     assert len(used) == 1
     assert (threading.main_thread() not in used) == is_beside

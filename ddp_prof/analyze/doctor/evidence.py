@@ -376,7 +376,6 @@ def median_or_zero(values: Sequence[int] | Ints) -> int:
 def measure_facts(rank: RankEvents) -> RankFacts:
     """Measure the facts of a rank that the doctor's rules need and no other analysis has."""
     syncs, sync_ns = _syncs_in_backward(rank)
-    serialized, could_begin = _count_serialized(rank)
     # ``busy``: when the stream with most compute was busy; ``fed``: also in the gaps of :func:`_held_gaps`.
     events, on_stream = rank.events, rank.events.lane == rank.compute_stream
     busy = _union_of(events, on_stream)
@@ -403,6 +402,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     else:
         windows_ns = windows.start_ns, windows.end_ns
     overhead_ns = int(overhead.covered_ns(*windows_ns).sum())
+    serialized, could_begin = _count_serialized(rank)
     return RankFacts(
         process=rank.process,
         device=rank.device,
