@@ -214,11 +214,16 @@ def change_rows(changes: Sequence[PartChange]) -> list[Row]:
 
 
 def change_texts(changes: Sequence[PartChange]) -> list[str]:
-    """Return a text for each change beyond the spread: ``tail +4.00 ms: bucket 3 launches 4.00 ms later``."""
+    """Return a text for each change beyond the spread: ``tail +4.00 ms: bucket 3 launches 4.00 ms later``.
+
+    What is less than a hundredth of the largest change is left to the table.
+    """
+    beyond = [(one, one.change_ns) for one in changes if one.change_ns is not None and one.is_beyond_spread]
+    largest_ns = max((abs(by_ns) for _, by_ns in beyond), default=0)
     return [
-        f"{change.part} {by_ns / 1e6:+.2f} ms" + (f": {collective_change_text(change.cause)}" if change.cause else "")
-        for change in changes
-        if (by_ns := change.change_ns) is not None and change.is_beyond_spread
+        f"{one.part} {by_ns / 1e6:+.2f} ms" + (f": {collective_change_text(one.cause)}" if one.cause else "")
+        for one, by_ns in beyond
+        if 100 * abs(by_ns) >= largest_ns
     ]
 
 

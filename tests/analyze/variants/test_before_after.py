@@ -247,3 +247,11 @@ def test_a_later_start_is_not_said_to_be_a_queue() -> None:
     """What lies between launch and start may be other collectives, or compute that feeds it."""
     change = CollectiveChange(op="all_reduce", bucket=3, index=None, moved="queueing", by_ns=4_000_000)
     assert collective_change_text(change) == "bucket 3 starts 4.00 ms later after its launch"
+
+
+def test_a_change_of_a_microsecond_beside_one_of_a_millisecond_is_left_to_the_table() -> None:
+    """Exact lengths make it significant; it read 'transfer +0.00 ms', with a cause."""
+    parts = (("step", 401_000), ("wait", 400_000), ("transfer", 1_000), ("rest", 0))
+    changes = [PartChange(part, 0, by, 10, None) for part, by in parts]
+    assert changed_text(changes) == "step +0.40 ms; wait +0.40 ms"
+    assert [row["significant"] for row in change_rows(changes)][2] == "longer"
