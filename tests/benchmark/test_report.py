@@ -4,10 +4,12 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_prof.analyze import DEFINITIONS
+from ddp_prof.benchmark import report
 from ddp_prof.benchmark.charts import draw_bandwidth, draw_buckets, draw_figures, draw_model, draw_variants
 from ddp_prof.benchmark.findings import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.report import (
@@ -25,6 +27,7 @@ from ddp_prof.benchmark.report import (
 )
 from ddp_prof.benchmark.store import load_results
 from ddp_prof.manifest import Caveat
+from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
 from tests.charts import validated
@@ -332,8 +335,19 @@ class TestFiles:
         assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 
 
-@pytest.mark.browser
-def test_pictures_are_shown_in_the_text(tmp_path: Path) -> None:
+class NotDrawn(Pictures):
+    """Makes the files, and nothing in them."""
+
+    def draw(self, chart: Any, path: Path) -> None:
+        path.touch()
+
+    def try_finish(self) -> list[str]:
+        return []
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_pictures_are_shown_in_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "Pictures", NotDrawn)
     assert write_results([testbed_of(exact())], tmp_path) == []
     text = (tmp_path / "results.md").read_text()
     shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)

@@ -194,8 +194,17 @@ def _begins_within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("options", "label", "accounted"),
     [
-        ([], "torch 1 MB", "gradients {all} MiB, sent by a ring all-reduce {sent} MiB"),
-        (["--comm-hook", "bf16"], "torch 1 MB + bf16", "as bf16 {sent} MiB, sent by a ring all-reduce {sent} MiB"),
+        pytest.param(
+            [],
+            "torch 1 MB",
+            "gradients {all} MiB, sent by a ring all-reduce {sent} MiB",
+            marks=pytest.mark.nightly,
+        ),
+        (
+            ["--comm-hook", "bf16"],
+            "torch 1 MB + bf16",
+            "gradients {all} MiB, as bf16 {sent} MiB, sent by a ring all-reduce {sent} MiB",
+        ),
         (
             ["--comm-hook", "powersgd", "--warmup", "1"],
             "torch 1 MB + powersgd",
