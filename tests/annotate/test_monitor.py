@@ -31,6 +31,7 @@ from ddp_prof.annotate.monitor import Monitor, log_overlap
 from ddp_prof.monitor.log import load_log
 from tests.command_line import run
 from tests.ddp.gloo_ranks import run_ranks
+from tests.examples import IS_NIGHTLY
 from tests.forked_analysis import forked_analysis
 
 EVERY, STEPS = 6, 2
@@ -159,6 +160,7 @@ def sharded(folder: Path | None, rank: int) -> tuple[list[dict[str, Any]], torch
 
 
 def test_fsdp2_is_measured_with_the_figures_of_its_trace_and_is_not_changed(tmp_path: Path) -> None:
+    """That it is not changed, a nightly finds; the gate finds it of DDP, which is marked by more."""
     (((record,), weight), (_, second)) = run_ranks(partial(sharded, tmp_path))
     traces = sorted(tmp_path.glob("*.json.gz"))
     assert (record["ranks"], record["steps"], record["traces"]) == (2, STEPS, [trace.name for trace in traces])
@@ -166,8 +168,9 @@ def test_fsdp2_is_measured_with_the_figures_of_its_trace_and_is_not_changed(tmp_
     assert record["comm_ns"] > 0
     for name in ("step_ns", "comm_ns", "exposed_ns", "blocking_ns", "cost", "bounds"):
         assert record[name] == summary[name], name
-    for found, (_, expected) in zip((weight, second), run_ranks(partial(sharded, None)), strict=True):
-        assert torch.equal(found, expected)
+    if IS_NIGHTLY:
+        for found, (_, expected) in zip((weight, second), run_ranks(partial(sharded, None)), strict=True):
+            assert torch.equal(found, expected)
 
 
 # What fails is a warning.
@@ -644,8 +647,7 @@ def test_two_jobs_in_one_folder_are_told_and_leave_each_other_s_traces(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout
         other.stdout.readline()
-        for start in (100, 200):
-            train_alone(Monitor(EVERY, STEPS, folder=tmp_path, start=start, log=[]), 13)
+        train_alone(Monitor(EVERY, STEPS, folder=tmp_path, start=100, log=[]), 13)
         other.communicate(b"\n")
     assert (tmp_path / "step00000006.rank0.json.gz").exists()
     (warning,) = warned.messages

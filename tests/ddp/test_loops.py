@@ -71,15 +71,15 @@ def every_run() -> list[Run]:
 
 
 def runs() -> list[Run]:
-    """Each loop under the two variants that have most code, and one of the others in turns; in a nightly all.
+    """Each loop under the two variants that have most code, and one of the others in turns; on four ranks under one.
 
-    What fsdp does is torch's; of its own it has only the norm of what is clipped.
+    A nightly runs all. What fsdp does is torch's; of its own it has only the norm of what is clipped.
     """
     if IS_NIGHTLY:
         return every_run()
     most, others = [], []
     for run in every_run():
-        if run[2] in MOST_CODE or run[1:] == ("clipping of the largest", "fsdp"):
+        if (run[0] == 2 and run[2] in MOST_CODE) or run[1:] == ("clipping of the largest", "fsdp"):
             most.append(run)
         elif run[2] != "fsdp":
             others.append(run)
