@@ -11,13 +11,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ddp_prof.benchmark import sweep
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
 from ddp_prof.benchmark.sweep import Machine, read_figures
+from ddp_prof.errors import WorkloadError
 from tests.benchmark.test_sweep import MACHINE
+from tests.forked_python import run_python
 from tests.waiting import is_running, wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -61,7 +64,16 @@ def monkey() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="module")
 def machine() -> Machine:
-    return sweep.probe_machine()
+    """This machine, by a process that is forked, which need not import torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "subprocess", SimpleNamespace(run=lambda command, **_options: run_python(command[2])))
+        return sweep.probe_machine()
+
+
+def test_a_torch_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(WorkloadError, match=r"torch does not work in .*: exit code 1: run scripts/env\.sh train"):
+        sweep.probe_machine()
 
 
 @pytest.fixture(scope="module")
