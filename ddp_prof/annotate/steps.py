@@ -109,14 +109,15 @@ class CountedSteps:
 
         Another optimizer takes over if it shares parameters with the one that counts, and steps twice while that one
         does not step: some programs make a new optimizer for each epoch. If it shares none, after :data:`TAKES_OVER`
-        steps.
+        steps; or after two if the one that counts is gone and no other one steps.
         """
         is_own = self._optimizer is None or self._optimizer() is optimizer
         takes_over = False
         if not is_own:
             self._since[optimizer] = often = self._since.get(optimizer, 0) + 1
             shares = often > 1 and any(parameter in self._counted for parameter in _parameters(optimizer))
-            takes_over = not shares and often >= TAKES_OVER
+            is_alone = self._optimizer() is None and len(self._since) == 1  # type: ignore[misc]  # not own: there is one
+            takes_over = not shares and often >= (2 if is_alone else TAKES_OVER)
             if not (shares or takes_over):
                 return
         if self._optimizer is None or not is_own:

@@ -306,8 +306,8 @@ def test_steps_go_on_where_another_optimizer_takes_over_the_parameters(tmp_path:
     assert (file.processes[0].steps, file.processes[0].warmup_steps) == (12 - 1 - 2, 1)
 
 
-# Two models, one after the other, as a teacher and its student; and a model that is copied and trained a little within
-# each step.
+# Two models, one after the other, as a teacher and its student, of which the first one's optimizer may be kept; and a
+# model that is copied and trained a little within each step.
 ONE_AFTER_ANOTHER = """
 import torch
 
@@ -317,8 +317,9 @@ def train(steps):
     for _ in range(steps):
         model(torch.ones(4)).sum().backward()
         optimizer.step()
+    return {kept}
 
-train(4)
+first = train(4)
 train(15)
 """
 WITHIN = """
@@ -341,7 +342,8 @@ for _ in range(15):
 @pytest.mark.parametrize(
     ("program", "steps"),
     [
-        (ONE_AFTER_ANOTHER, [1, 2, 3, 5, 6, 7, 8, 9]),  # in step 4 the second one trains ten times
+        (ONE_AFTER_ANOTHER.format(kept="optimizer"), [1, 2, 3, 5, 6, 7, 8, 9]),  # in step 4 it trains ten times
+        (ONE_AFTER_ANOTHER.format(kept="model"), [1, 2, 3, *range(5, 18)]),  # in step 4 twice
         (WITHIN, [1, 2, 4, 5, 6, 7, 8]),
     ],
 )
