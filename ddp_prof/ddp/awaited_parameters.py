@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any
 
@@ -66,6 +67,14 @@ class Awaited:
 
     def wait(self) -> None:
         """Wait for the all-gather; each parameter has its own, until another thread has waited."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self.wait()
+        return deepcopy(self, memo)  # of its own class by now, as what is copied is
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.wait()
+        return self.__reduce_ex__(protocol)
 
     @classmethod
     def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:

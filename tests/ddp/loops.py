@@ -928,15 +928,16 @@ def swapping(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: 
     outputs = []
     for step in range(STEPS):
         take_step(trained, optimizer, step, shares)
+        kept = copy.deepcopy(own)
+        assert {type(parameter) for parameter in kept} == {type(parameter) for parameter in own}
         for average, parameter in zip(averages, own, strict=True):
             average.lerp_(parameter.detach(), 0.3)
-        kept = [parameter.detach().clone() for parameter in own]
         for average, parameter in zip(averages, own, strict=True):
             parameter.data.copy_(average)
         with torch.no_grad():
             outputs.append(trained.model(inputs(99, 0)))
         for before, parameter in zip(kept, own, strict=True):
-            parameter.data.copy_(before)
+            parameter.data.copy_(before.detach())
     return {**weights(model), "outputs": torch.stack(outputs)}
 
 
