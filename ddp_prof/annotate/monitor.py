@@ -31,7 +31,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,6 +52,7 @@ from ddp_prof.annotate.recording import (
 )
 
 _OWN_PROFILER = "the program runs its own torch.profiler, which has priority"
+_OTHER_MONITOR = "another monitor of this process measures at this step"
 _QUIET_KINETO = "6"
 """Log level without the two lines that torch 2.13 prints for each recording; a level that is set stays."""
 
@@ -118,7 +118,8 @@ class Monitor:
         self._reader = Reader(self._folder, log, keep, limits, alert)
         _monitors.add(self)
         _watch_profilers()
-        call_at_exit(partial(_close, weakref.ref(self)))
+        # It lives on where the program forgets it, as at the end of a function: measurements are still to be logged.
+        call_at_exit(self._close_at_exit)
 
     def step(self) -> None:
         """Note that a step is done. Call it after ``optimizer.step()``, on every rank, in the thread that trains."""
@@ -163,6 +164,11 @@ class Monitor:
             self._reader.fail(self._measured, "the job ended", tells_rank_0=False)
         self._reader.close()
 
+    def _close_at_exit(self) -> None:
+        """Close the monitor at the end of the process, if this process, not a parent, made it."""
+        if os.getpid() == self._process:
+            self.close()
+
     def _is_due(self, step: int) -> bool:
         is_due = step == self._first or (step > self._first and step % self._every == 0)
         return is_due and not self._is_stuck
@@ -170,9 +176,12 @@ class Monitor:
     def _begin(self) -> None:
         """Start the profiler for a measurement that begins with the current step; if it does not start, warn."""
         self._measured = self._step
-        if _watch_profilers().record:
-            warn_of_step("profiler", self._step, f"{NOT_MEASURED}: {_OWN_PROFILER}")
-            self._reader.fail(self._step, _OWN_PROFILER)
+        # Of two profilers in one process one ends by a segmentation fault.
+        of_other = any(one._profile is not None for one in list(_monitors))
+        if of_other or _watch_profilers().record:
+            why = _OTHER_MONITOR if of_other else _OWN_PROFILER
+            warn_of_step("profiler", self._step, f"{NOT_MEASURED}: {why}")
+            self._reader.fail(self._step, why)
             return
         before_ns = time.perf_counter_ns()
         self._starts = True  # so that our own profiler is not taken for one of the program's
@@ -330,9 +339,3 @@ def _watch_profilers() -> ProfilersOfProgram:
 
         _profilers.append(ProfilersOfProgram(lambda: any(one._starts for one in list(_monitors)), give_way))
     return _profilers[0]
-
-
-def _close(monitor: weakref.ref[Monitor]) -> None:
-    """Close a monitor at the end of the process, if it still exists and this process, not a parent, made it."""
-    if (one := monitor()) is not None and os.getpid() == one._process:
-        one.close()

@@ -33,6 +33,7 @@ from tests.command_line import run
 from tests.ddp.gloo_ranks import run_ranks
 from tests.examples import IS_NIGHTLY
 from tests.forked_analysis import forked_analysis
+from tests.forked_python import run_python
 
 EVERY, STEPS = 6, 2
 MEASURED = [6, 12, 18]
@@ -380,6 +381,34 @@ def test_a_fork_does_nothing(tmp_path: Path) -> None:
         os._exit(watched._profile is not None)
     assert os.waitpid(child, 0)[1] == 0
     watched.close()
+
+
+# Its monitors are forgotten before it ends.
+IN_A_FUNCTION = """
+import sys, torch
+from ddp_prof.annotate import Monitor
+
+def main():
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitors = [Monitor(6, 2, folder=f"{sys.argv[1]}/{name}", log=[]) for name in ("first", "second")]
+    for _ in range(16):
+        model(torch.ones(8, 64)).square().mean().backward()
+        optimizer.step()
+        for monitor in monitors:
+            monitor.step()
+
+main()
+"""
+
+
+def test_two_monitors_of_a_function_that_returns(tmp_path: Path) -> None:
+    """Two that measured at one step ended the program by a segmentation fault; what was not logged yet was lost."""
+    done = run_python(IN_A_FUNCTION, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [record["step"] for record in load_log(tmp_path / "first" / "monitor.jsonl").records] == [6, 12]
+    assert not (tmp_path / "second").exists()
+    assert f"step 6 is not measured: another monitor of this process measures at this step{ONCE}" in done.stderr
 
 
 @pytest.mark.parametrize(
