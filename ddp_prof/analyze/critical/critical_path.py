@@ -175,7 +175,8 @@ class PathCollective:
         rank: Index of its rank in the run.
         index: Its position among the collectives of the step.
         on_path_ns: How much of the path it takes.
-        gain_ns: How much earlier the step would end if the collective took no time on any rank; ``None`` if not known.
+        gain_ns: How much earlier the step would end if the collective took no time on any rank; ``None`` if not known,
+            as of several ranks if it is not known which collective it is on the others.
         is_matched: Whether the same collective is known on other ranks. If not, ``gain_ns`` includes the time in which
             it waited for these.
     """
@@ -404,6 +405,7 @@ class _Walker:
             to_host = self._follow(index, int(own.waited[step]), host_end_ns, int(own.host_ns[step]))[0]
         key = int(first.step_keys[step])
         gains = self.gains.for_collectives(key, [(rank, timing) for rank, timing, _ in on_path])
+        matched = [bool(self.match_of[rank][timing] != UNKNOWN) for rank, timing, _ in on_path]
         return StepPath(
             step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
             step_key=key if self.run.has_steps else None,
@@ -416,10 +418,10 @@ class _Walker:
                     rank=rank,
                     index=int(self.run.ranks[rank].timings.index[timing]),
                     on_path_ns=used,
-                    gain_ns=gain,
-                    is_matched=bool(self.match_of[rank][timing] != UNKNOWN),
+                    gain_ns=gain if is_matched or len(self.ranks) < 2 else None,
+                    is_matched=is_matched,
                 )
-                for (rank, timing, used), gain in zip(on_path, gains, strict=True)
+                for (rank, timing, used), gain, is_matched in zip(on_path, gains, matched, strict=True)
             ),
             host_delay_ns=to_host["host"] + to_host["launch"],
             window_ns=int(own.window_ns[step]),

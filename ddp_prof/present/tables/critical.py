@@ -45,7 +45,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     ]
     notes = [
         _HOW_TO_READ_PATHS,
-        *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
+        *([f"what collectives would gain is not known: {reason}"] if (reason := _why_gains_unknown(critical)) else []),
         *run.warnings,
     ]
 
@@ -65,6 +65,15 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     keys = ("run", *(one.table_key for one in columns))
     notes = notes if rows else list(run.warnings)
     return TableView(join_lines([title, headline]), rows, notes, document, digest=digest, keys=keys)
+
+
+def _why_gains_unknown(critical: RunCritical) -> str | None:
+    """Return why the gain of all or some collectives is not known; ``None`` if it is known of all."""
+    on_paths = [one for path in critical.steps for one in path.collectives]
+    unknown = sum(one.gain_ns is None for one in on_paths)
+    if critical.gain_reason or not unknown:
+        return critical.gain_reason
+    return f"{unknown:,} of {len(on_paths):,} on the paths are not found on the other ranks"
 
 
 def critical_headline(critical: RunCritical) -> str:

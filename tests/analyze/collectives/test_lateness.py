@@ -192,7 +192,7 @@ def one_step(rank: int, calls: list[tuple[str, int, int, int]]) -> Capture:
     return capture
 
 
-def test_one_lag_costs_itself_though_the_stream_stands_still_for_each_bucket(tmp_path: Path) -> None:
+def buckets_copied_back(kernel: str) -> Capture:
     """DDP copies each bucket back when it has arrived: rank 0 stands still for A, B and C, 8, 3 and 3 ms.
 
     ms             4       8      12      16      20
@@ -205,7 +205,7 @@ def test_one_lag_costs_itself_though_the_stream_stands_still_for_each_bucket(tmp
     for rank, ready in enumerate((4, 8)):
         calls = [("gemm", 7, 0, ready), (record, 7, 1, 0), (wait, 20, 1, 0)]
         for event, (start, end) in enumerate([(ready, 12), (12, 16), (16, 20)], 2):
-            calls += [(NCCL, 20, start, end), (record, 20, event, 0)]
+            calls += [(kernel, 20, start, end), (record, 20, event, 0)]
         for event, end in enumerate((12, 16, 20), 2):
             calls += [(wait, 7, event, 0), ("copy", 7, end, end + 1)]
         own = one_step(rank, calls)
@@ -215,6 +215,20 @@ def test_one_lag_costs_itself_though_the_stream_stands_still_for_each_bucket(tmp
             ranges=whole.ranges + own.ranges,
             syncs=whole.syncs + own.syncs,
         )
-    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", whole, "2022.2"))
+    return whole
+
+
+def test_one_lag_costs_itself_though_the_stream_stands_still_for_each_bucket(tmp_path: Path) -> None:
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", buckets_copied_back(NCCL), "2022.2"))
     assert run.overlap().ranks[0].blocking_ns == (8 + 3 + 3) * MS
     assert run.skew().ranks[1].cost_ns == 4 * MS
+
+
+@pytest.mark.parametrize("kernel", [NCCL, "ncclDevKernel_SendRecv(x)"])
+def test_the_gain_of_what_is_not_found_on_the_other_rank_is_not_known(kernel: str, tmp_path: Path) -> None:
+    """The other rank still sent and received, and the step ended no earlier: 0 was said of each all-to-all."""
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", buckets_copied_back(kernel), "2022.2"))
+    (path,) = run.critical().steps
+    assert path.collectives
+    for one in path.collectives:
+        assert one.is_matched == (one.gain_ns is not None) == (kernel == NCCL)
