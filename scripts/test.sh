@@ -19,7 +19,8 @@ side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 # Without bytecode files, each program that a test starts would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
 
-# What mypy, tsc and Hypothesis know of unchanged files stays in the environment, so a second clone has it, too.
+# What mypy, tsc and Hypothesis know of unchanged files, and compiled tests, stay in the environment, so a second clone has
+# them, too.
 kept="${VENV:-$root/.venv}/checked"
 export HYPOTHESIS_STORAGE_DIRECTORY="$kept/hypothesis"
 
@@ -39,7 +40,7 @@ types_of_javascript() {
 # 20 s the first time). The output of mypy comes last. It knows the types of torch, and of the numpy for Python 3.11 and later.
 check() {
   local status=0
-  "$bin/python" scripts/dev/compile_tests.py &
+  "$bin/python" scripts/dev/compile_tests.py "$kept/tests" &
   "$bin/ruff" check ddp_prof tests scripts
   "$bin/ruff" format --check ddp_prof tests scripts
   "$bin/lint-imports" --no-cache --no-logo
