@@ -102,9 +102,10 @@ class Visit:
 
     def go(self, address: str) -> None:
         file = Path(url2pathname(urlsplit(address).path)).resolve()
-        if _shown.get(self._page) != file:  # another page at this address would be taken for a place on the one there
+        is_other = _shown.get(self._page) != file
+        if is_other and self._page.url.partition("#")[0] == address.partition("#")[0]:  # else a place on it
             self._page.goto("about:blank")
-            _shown[self._page] = file
+        _shown[self._page] = file
         self._do(lambda: self._page.goto(address))
 
     def reload(self) -> None:
