@@ -14,18 +14,6 @@ def chosen(visit: Visit) -> list[str]:
     return visit.texts("tr.chosen > *")
 
 
-def test_the_words_above_a_wide_table_end_within_the_page(visit: Visit, two_ranks: Path) -> None:
-    """On a narrow page their last letters were cut, as if they went on to the right."""
-    visit.resize(680, 900)
-    visit.go((two_ranks / "x-kernels.html").as_uri())
-    edges = visit.each(
-        "caption span",
-        "(span) => [span, span.closest('.wide, .scroll')].map((each) => each.getBoundingClientRect().right)",
-    )
-    assert edges
-    assert all(right <= limit for right, limit in edges), edges
-
-
 def test_a_kernel_is_shown_in_the_timeline_and_leads_back_to_its_row(visit: Visit, tmp_path: Path) -> None:
     """Of kernels of one name that of the same shape and phase is meant, and not a longer name that holds it."""
     more = [
@@ -42,7 +30,15 @@ def test_a_kernel_is_shown_in_the_timeline_and_leads_back_to_its_row(visit: Visi
         )
     rank = {"rank": 1, "world_size": 2}
     write_report_of(tmp_path, write(tmp_path / "x.json", [*gpu_step(), *more], distributedInfo=rank))
+    visit.resize(680, 900)
     visit.go((tmp_path / "x-kernels.html").as_uri())
+    edges = visit.each(
+        "caption span",
+        "(span) => [span, span.closest('.wide, .scroll')].map((each) => each.getBoundingClientRect().right)",
+    )
+    assert edges
+    assert all(right <= limit for right, limit in edges), "the words above a wide table end within the page"
+    visit.resize(1400, 900)
     visit.click("tr:has-text('grid 2x1x1') a:text-is('gemm')")
     known = details(visit)
     assert (known["grid"], known["start"]) == ("2x1x1", "61.0 µs on the axis")

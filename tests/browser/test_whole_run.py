@@ -109,6 +109,7 @@ def test_the_legend_stays_whatever_is_seen(visit: Visit, page: Path) -> None:
     assert visit.lanes()[1] == top
 
 
+@pytest.mark.nightly  # the gate opens a timeline on a phone in test_docking.py
 def test_it_fits_a_phone(visit: Visit, page: Path) -> None:
     visit.resize(390, 844)
     visit.open_timeline(page, "")
