@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -534,6 +535,7 @@ def _stop(folder: Path, rank: int, world: int, directory: str) -> list[int]:
 
     os.environ |= {unattended.STEPS_VARIABLE: "2:5", unattended.SHARED_VARIABLE: "1", "LOCAL_WORLD_SIZE": str(world)}
     sys.argv, times = ["train.py", meeting_place(folder)], list[int]()
+    unattended.MEETING = timedelta(hours=1)
     unattended.start()
     exec("import sys, torch\nimport torch.distributed as dist\n" + STOPS, {"rank": rank, "times": times})
     return times

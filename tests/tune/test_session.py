@@ -104,7 +104,7 @@ def test_the_answer_in_every_form(form: str, capsys: pytest.CaptureFixture[str])
 REPETITIONS = 400 if IS_NIGHTLY else 25
 
 
-OF_THE_GATE = (noise.normal, noise.drift, noise.recorded)
+OF_THE_GATE = (noise.drift, noise.recorded)
 
 
 @pytest.mark.slow
