@@ -135,9 +135,9 @@ def launch(
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
     """Copy the values of all parameters and buffers from rank 0 to all ranks, one tensor at a time."""
     for tensor in map(_without_repetition, (*module.parameters(), *module.buffers())):
-        dense = tensor.detach().contiguous()
+        dense = _resolved(tensor.detach()).contiguous()
         dist.broadcast(_sendable(dense), global_rank(0, group), group)
-        if dense.data_ptr() != tensor.data_ptr():  # ``contiguous`` has made a copy, which was broadcast
+        if dense.data_ptr() != tensor.data_ptr():  # a copy was broadcast
             tensor.detach().copy_(dense)
 
 
@@ -167,8 +167,8 @@ def launch_broadcast(
     broadcast and copies the result into the tensors. A single contiguous tensor is broadcast in place. ``bucket`` is
     the number for the range.
     """
-    is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
-    flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])
+    is_in_place = len(tensors) == 1 and tensors[0].is_contiguous() and _resolved(tensors[0]) is tensors[0]
+    flat = tensors[0].detach() if is_in_place else torch.cat([_resolved(tensor).flatten() for tensor in tensors])
 
     # ``sent`` is ``flat`` or a view of its bytes, so the result of the broadcast is in ``flat``.
     sent = _sendable(flat)
@@ -194,6 +194,11 @@ def _without_repetition(tensor: torch.Tensor) -> torch.Tensor:
         if size > 1 and stride == 0:
             tensor = tensor.narrow(dimension, 0, 1)
     return tensor
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself, or a copy if its memory holds conjugates or negatives of its values, as after conj."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

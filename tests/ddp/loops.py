@@ -420,12 +420,13 @@ class TwoHeads(nn.Module):
 
 
 class Buffers(nn.Module):
-    """Buffers of all sorts: rotations, a mask, rows that share memory, quantized values."""
+    """Buffers of all sorts: rotations and their conjugates, a mask, rows that share memory, quantized values."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
         self.register_buffer("rotation", torch.polar(torch.ones(WIDTH), torch.arange(float(WIDTH))))
+        self.register_buffer("back", torch.polar(torch.ones(WIDTH), torch.arange(float(WIDTH))).conj())
         self.register_buffer("mask", torch.ones(WIDTH).bool())
         self.register_buffer("shift", torch.arange(float(WIDTH)).expand(SAMPLES, WIDTH))
         for dtype in (torch.int16, torch.uint8, torch.bfloat16, torch.float8_e4m3fn):
@@ -437,7 +438,7 @@ class Buffers(nn.Module):
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.rotation.real * self.mask * self.of_int16 + self.shift
+        return self.layer(x) * (self.rotation.real + self.back.imag) * self.mask * self.of_int16 + self.shift
 
 
 def mlp() -> nn.Module:
