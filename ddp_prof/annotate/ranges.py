@@ -8,6 +8,7 @@ code, or a start/end range, which another thread may close. A *sink* is an objec
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import threading
@@ -310,8 +311,14 @@ def step(index: int | None = None, warmup: bool | None = None) -> NestedRange:
         warmup: Whether the step is warm-up; ``None``: the first two steps of the run are, if ``index`` is not given. A
             step whose number is not larger than all before never is warm-up: with ``warmup=index < 2`` in each epoch,
             only steps 0 and 1 of the first epoch are.
+
+    Raises TypeError if ``index`` is no whole number; an integer of numpy or a tensor is one.
     """
     global steps_are_marked, _own_steps, _largest_index
+    try:
+        index = None if index is None else operator.index(index)
+    except TypeError:
+        raise TypeError(f"annotate.step takes the number of the step, and {index!r} is no int") from None
     steps_are_marked = True
     if at_own_step:
         at_own_step()

@@ -220,7 +220,8 @@ class Program:
         ``tried``.
         """
         if not files:
-            raise WorkloadError("no rank trained: neither DistributedDataParallel, fully_shard nor backward() was seen")
+            seen = "neither DistributedDataParallel, fully_shard nor backward() was seen"
+            raise WorkloadError(f"no rank trained: {seen}, or they left by os._exit before their last measured step")
         ranks = sorted(files, key=lambda file: file.rank)
         done = min(file.done for file in ranks)
         # Steps are missing: say which numbers of steps the program would reach.

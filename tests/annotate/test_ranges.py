@@ -204,3 +204,10 @@ def test_warm_up_is_counted_over_the_run_not_over_each_epoch() -> None:
     marked = [f"step|index={index}{'|warmup=1' * (index < 2)}" for index in range(4)]
     assert [each.text for each in by_itself.ranges] == marked
     assert [each.text for each in by_number.ranges] == [*marked[:3], *(f"step|index={index}" for index in range(3))]
+
+
+@pytest.mark.parametrize("index", ["3", 1.5])
+def test_a_number_of_a_step_that_is_no_int_is_told(index: Any) -> None:
+    """A text was an error about ``>``; a step 1.5 was marked, and had no number for whoever read it."""
+    with pytest.raises(TypeError, match=f"annotate.step takes the number of the step, and {index!r} is no int"):
+        annotate.step(index)
