@@ -374,16 +374,12 @@ class _Walker:
         self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
         # ``data`` is a memoryview: reading single elements of it is faster than of an array.
-        self.columns = [
-            [
-                column.data
-                for column in (
-                    *(w.start_ns, w.end_ns, w.category, w.bound_by, w.launch_ns, w.after_sync),
-                    *(chains.first, chains.copies_ns, chains.gaps_ns),
-                )
-            ]
-            for w, chains in ((own.work, find_chains(own.work)) for own in ranks)
-        ]
+        self.columns = []
+        for work in (own.work for own in ranks):
+            of_work = work.start_ns, work.end_ns, work.category, work.bound_by, work.launch_ns, work.after_sync
+            chains = find_chains(work)
+            of_chains = chains.first, chains.copies_ns, chains.gaps_ns
+            self.columns.append([column.data for column in (*of_work, *of_chains)])
         self.timing_of = [positions(own.of_timing, len(own.work)) for own in ranks]
         self.match_of = [
             positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
