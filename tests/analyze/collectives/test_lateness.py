@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ddp_prof import load_runs
+from ddp_prof.analyze import doctor
 from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
 from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.trace import UNKNOWN
+from tests.kineto_factory import event, write_kineto
 from tests.nsys_factory import NCCL, Capture, Kernel, Range, Sync, write_capture
 
 MS = 1_000_000
@@ -167,6 +170,17 @@ def test_where_a_rank_is_missing_what_may_be_waiting_is_not_said_to_be_transfer(
     assert "fewer bytes or a faster link would help, if these transfer rather than wait" in cause
 
 
+@pytest.mark.parametrize(("most_ns", "is_told"), [(0, False), (1000, True)])
+def test_what_gains_nothing_by_its_own_simulation_is_no_finding(
+    most_ns: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of one layer are late alike: without one of them the other one is."""
+    gain = {"expected_gain_ns": 0, "gain_low_ns": 0, "gain_high_ns": most_ns}
+    monkeypatch.setattr(doctor, "with_expected_gain", lambda run, one: replace(one, **gain))
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", job(6)))
+    assert ("straggler" in [one.rule for one in run.doctor().findings]) == is_told
+
+
 def test_without_steps_a_rank_that_is_last_at_most_collectives_is_undecided(tmp_path: Path) -> None:
     capture = job(6)
     ranges = [one for one in capture.ranges if not one.name.startswith("step|")]
@@ -204,10 +218,10 @@ def buckets_copied_back(kernel: str) -> Capture:
     whole = Capture()
     for rank, ready in enumerate((4, 8)):
         calls = [("gemm", 7, 0, ready), (record, 7, 1, 0), (wait, 20, 1, 0)]
-        for event, (start, end) in enumerate([(ready, 12), (12, 16), (16, 20)], 2):
-            calls += [(kernel, 20, start, end), (record, 20, event, 0)]
-        for event, end in enumerate((12, 16, 20), 2):
-            calls += [(wait, 7, event, 0), ("copy", 7, end, end + 1)]
+        for number, (start, end) in enumerate([(ready, 12), (12, 16), (16, 20)], 2):
+            calls += [(kernel, 20, start, end), (record, 20, number, 0)]
+        for number, end in enumerate((12, 16, 20), 2):
+            calls += [(wait, 7, number, 0), ("copy", 7, end, end + 1)]
         own = one_step(rank, calls)
         whole = replace(
             whole,
@@ -232,3 +246,43 @@ def test_the_gain_of_what_is_not_found_on_the_other_rank_is_not_known(kernel: st
     assert path.collectives
     for one in path.collectives:
         assert one.is_matched == (one.gain_ns is not None) == (kernel == NCCL)
+
+
+def test_a_rank_that_is_late_because_it_waited_for_another_one_is_not_the_late_one(tmp_path: Path) -> None:
+    """Ranks 2 and 3 share a layer: rank 3 is 6 ms late at its all-reduce, so both are late at those of gradients.
+
+    ms        0     6     8        14
+    rank 2    TTTTTTTTTTTTggggDDDDDD     waits for rank 3 (T), then rank 0 waits for it (D)
+    rank 3    kkkkkkTTTTTTggggDDDDDD
+    rank 0    ggggDDDDDDDDDDDDDDDDDD     and rank 1 likewise
+    """
+    events = []
+    for rank in range(4):
+        late, group = (6 if rank > 1 else 0), [rank % 2, rank % 2 + 2]
+        own: list[tuple[str, int, int, list[int] | None]] = [(NCCL, 10 + late, 20, group)]
+        if rank > 1:
+            own = [("gemm", 0, 6, None)] * (rank == 3) + [(NCCL, 6 * (rank == 3), 8, [2, 3]), *own]
+        else:
+            own = [(NCCL, 0, 2, [0, 1]), *own]
+        found = []
+        for step in range(8):
+            at = 30 * step * MS
+            found.append(event("user_annotation", f"ProfilerStep#{step}", at, at + 29 * MS, 1, 1))
+            for place, (name, start, end, ranks) in enumerate(own):
+                number, launch = 10 * step + place + 1, at + 1000 * (place + 1)
+                about: dict[str, Any] = {"correlation": number, "device": rank, "stream": 7 if ranks is None else 20}
+                if ranks:
+                    about |= {"Collective name": "allreduce", "Process Group Name": str(ranks), "Group size": 2}
+                    about |= {"Process Group Ranks": str(ranks), "In msg nelems": 8, "dtype": "Float"}
+                found.append(event("cuda_runtime", "cudaLaunchKernel", launch, launch + 500, 1, 1, correlation=number))
+                found.append(
+                    event("kernel", name, at + start * MS + 9000, at + end * MS + 9000, rank, about["stream"], **about)
+                )
+        events.append(found)
+    paths = [
+        write_kineto(tmp_path / f"x.rank{rank}.json", Capture(), rank=rank, world=4, others=of_rank)
+        for rank, of_rank in enumerate(events)
+    ]
+    (run,) = load_runs(paths)
+    assert [rank.last_steps for rank in run.skew().ranks] == [0, 0, 0, 8]
+    assert skew_headline(run.skew()).text.startswith("Rank 3 arrives last in 8 of 8 steps, by 6.00 ms")
