@@ -61,6 +61,11 @@ def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[Ra
         for _, places in units
     ]
     last = [_late_at(unit, residual) for unit in largest]
+    if has_steps:
+        last = [
+            _origin(unit, who, [rows[place] for place in places])
+            for unit, who, (_, places) in zip(largest, last, units, strict=True)
+        ]
     costs = [
         cost_of_lag(ranks, [rows[place] for place in places], who, found.offset)
         for (_, places), who in zip(units, last, strict=True)
@@ -125,6 +130,16 @@ def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
     """Who arrives last at a collective, by more than the clocks' residual."""
     most = max((lag for lag in lags if lag is not None), default=residual)
     return lags.index(most) if most > residual else None
+
+
+def _origin(lags: list[Fraction | None], late: int | None, rows: list[Row]) -> int | None:
+    """Of ranks that are late alike, the one that waited least: the others may be late as they waited for it."""
+    if late is None or (most := lags[late]) is None:
+        return late
+    waited = [sum(max(0, e.wait or 0) for row in rows if (e := row[i]) is not None) for i in range(len(lags))]
+    alike = [i for i, lag in enumerate(lags) if lag is not None and float(lag) >= 0.9 * float(most)]
+    least = min(alike, key=lambda i: waited[i])
+    return least if waited[late] - waited[least] > 0.1 * float(most) else late
 
 
 def _key_of(row: Row, ranks: list[Rank]) -> int | None:

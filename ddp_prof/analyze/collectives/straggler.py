@@ -9,11 +9,13 @@ that follow. L is the launch, C the collective::
     rank 1        L CCCCC       lag 5, arrives last
     rank 2    LCCCCCCCCCC
 
-The rank with the largest lag is *last*. If its lag is not above the residual of the clocks, no rank is last. If clocks
-cannot be compared, there are no lags. The *cost* of a step is the largest time that another rank would gain if the last
-rank were not late, queues behind its waits included (:mod:`.lateness`); it is attributed to the last rank. In a capture
-without steps, each collective counts by itself. The cost of a rank is then the largest sum of another rank's exposed
-waits at the collectives where it arrived last.
+The rank with the largest lag is *last*. Of ranks whose lags in a step are alike, it is the one that itself waited
+least: where two communicators have a late rank each, one of them may be late because it waited for the other one in a
+third communicator. If the lag is not above the residual of the clocks, no rank is last. If clocks cannot be compared,
+there are no lags. The *cost* of a step is the largest time that another rank would gain if the last rank were not late,
+queues behind its waits included (:mod:`.lateness`); it is attributed to the last rank. In a capture without steps, each
+collective counts by itself. The cost of a rank is then the largest sum of another rank's exposed waits at the
+collectives where it arrived last.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ Floats = NDArray[np.float64]
 
 CHANCE = 0.05
 """Largest accepted probability that equal ranks give a straggler by chance."""
+
+_ALIKE_LAGS = 0.1
+"""Largest part of a lag by which another one may be smaller and still be alike."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +292,8 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         by_step = np.concatenate(of_steps)
         last[~np.isin(np.arange(len(last)), by_step) & (step != UNKNOWN)] = UNKNOWN
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
-        late = _last_to_arrive(compared, least)
+        waited = np.array([_waits_of_ranks(run)[rows].sum(axis=0) for rows in of_steps])
+        late = _without_followers(compared, waited, _last_to_arrive(compared, least))
 
     keys = [int(step[rows][0]) for rows in of_steps]
     costs = _costs_of_steps(run, of_steps, late) if knows_exposed else np.zeros(len(of_steps), np.int64)
@@ -479,6 +485,27 @@ def _last_to_arrive(lags: Floats, least: int) -> Ints:
     if not known.size:
         return np.full(len(known), UNKNOWN, np.int64)
     return np.where(known.max(axis=1) > least, known.argmax(axis=1), UNKNOWN)
+
+
+def _waits_of_ranks(run: RunAnalysis) -> Ints:
+    """Return how long each rank (column) waited at each match (row), hidden or not, in ns; 0 where it takes no part."""
+    rows = run.matches.rows
+    waits = [np.maximum(0, take_or_unknown(wait_ns, rows[:, index])) for index, wait_ns in enumerate(run.waits_ns)]
+    return np.stack(waits, axis=1) if waits else np.zeros(rows.shape, np.int64)
+
+
+def _without_followers(lags: Floats, waited_ns: Ints, last: Ints) -> Ints:
+    """Return ``last`` with the rank that waited least of those in a row whose lags are like the largest one.
+
+    - ``lags``, ``waited_ns``: The lag of each rank (column) in each step (row), and how long it waited there.
+    - ``last``: For each step, the rank with the largest lag, or ``UNKNOWN``.
+    """
+    steps = np.arange(len(last))
+    lag = lags[steps, last]
+    are_alike = lags >= (1 - _ALIKE_LAGS) * lag[:, None]  # NaN is not
+    waits = np.where(are_alike, waited_ns, np.iinfo(np.int64).max)
+    follows = (last != UNKNOWN) & (waited_ns[steps, last] - waits.min(axis=1) > _ALIKE_LAGS * lag)
+    return np.where(follows, waits.argmin(axis=1), last)
 
 
 def _largest_lags(lags: Floats) -> Floats:
