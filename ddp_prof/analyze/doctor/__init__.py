@@ -61,11 +61,12 @@ class Diagnosis:
 def diagnose_run(run: RunEvidence) -> Diagnosis:
     """Apply all rules to a run, and add to each finding the gain that is expected without it.
 
-    What costs nothing is no finding: without it, by the simulation, steps would be as long, or longer.
+    What costs nothing is no finding: without it, by the simulation, steps would be longer or, without a late rank, as
+    long, as another rank is as late.
     """
     results = [rule(run) for rule in RULES]
     found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
-    found = [one for one in found if one.gain_high_ns is None or one.gain_high_ns > 0]
+    found = [one for one in found if (one.gain_high_ns or 0) >= 0 and (one.rule, one.gain_high_ns) != ("straggler", 0)]
     findings = sorted(found, key=lambda one: -(one.cost_ns or 0))
     abstained = [one for one in results if isinstance(one, Abstained)]
     if (reason := run.collectives.reason) not in (None, NO_COMMUNICATION):
