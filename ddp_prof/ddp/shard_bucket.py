@@ -54,6 +54,7 @@ class ShardBucket(GradientBucket):
         # Slots whose ``grad`` is a placeholder for their part of the shard's gradient, from one reduction to the next.
         self._held: set[int] = set()
         self._stale: set[int] = set()  # slots whose part of the shard's gradient was dropped since the last reduction
+        self._zeroed: set[int] = set()  # those of them that were set to zeros, which is a gradient, and not to ``None``
         self.idle = Idle(self.shard, self._own_slices)
         self._note_version()
 
@@ -95,14 +96,14 @@ class ShardBucket(GradientBucket):
         """Copy one gradient into the buffer; the first gradient of a step also gives the shard a placeholder."""
         if not len(self._buffer):
             self._allocate()
+        self._release_held(slot)
         # The first gradient of a step; later ones check whether ``zero_grad()`` was called since.
         if self.missing == len(self.parameters):
             self._before = self.shard.grad
             self._taken_shard.reset()
             self.shard.grad = self._taken_shard
-        else:
+        elif self.parameters[slot].grad is not None:  # what is only filled up, at the end, brings nothing new
             self._drop_with_shard()
-        self._release_held(slot)
         return super().take(slot, scale)
 
     def _release_held(self, slot: int) -> None:
@@ -113,6 +114,7 @@ class ShardBucket(GradientBucket):
             is_dropped, self.parameters[slot].grad = self._changes_since_taken(slot)
             if is_dropped:
                 self._stale.add(slot)
+                self._zeroed |= {slot} if self._placeholders[slot].is_zeroed else set()
 
     def release_zeroed(self) -> None:
         """After ``zero_grad()`` of the optimizer, which knows only the shard: no parameter has a gradient any more."""
@@ -120,6 +122,7 @@ class ShardBucket(GradientBucket):
             for slot in list(self._held):
                 self._release_held(slot)
             self._stale.clear()
+            self._zeroed.clear()
 
     def drop_zeroed(self) -> None:
         """Drop from the shard's gradient what the program dropped by ``zero_grad()`` of the module, or ``grad = None``.
@@ -238,9 +241,9 @@ class ShardBucket(GradientBucket):
             for slot in self._stale:
                 self._before[self._own_slices[slot]] = 0
             gradient = self._before.add_(self._reduced)
-            given |= self._with_gradient - self._stale
+            given |= self._with_gradient - (self._stale - self._zeroed)
         self.shard.grad, self._before = gradient, None
-        self._with_gradient, self._stale = given, set()
+        self._with_gradient, self._stale, self._zeroed = given, set(), set()
         self.idle.leave_out(set(range(len(self.parameters))) - given)
         for slot, gradient in enumerate(own):
             self._hold(slot, gradient)

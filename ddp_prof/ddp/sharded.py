@@ -52,9 +52,10 @@ NOT_BY_ELEMENT = frozenset(
 
 def _forget_placeholders(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Take away placeholders for gradients, which nothing replaces any more; keep what autograd has added to them."""
-    for parameter in parameters:
-        if isinstance(parameter.grad, TakenGradient):
-            parameter.grad = parameter.grad.added
+    with torch._C.DisableTorchFunctionSubclass():  # that a variant is deleted waits for no all-gather
+        for parameter in parameters:
+            if isinstance(parameter.grad, TakenGradient):
+                parameter.grad = parameter.grad.added
 
 
 class ShardReducer(Reducer):

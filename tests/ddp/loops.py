@@ -370,13 +370,21 @@ def heading(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: S
     return weights(model)
 
 
-def heading_by_momentum(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
-    """The same with momentum, whose buffer must not grow by the decay; the head may be used now and then."""
+def heading_by_momentum(
+    wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int], set_to_none: bool = True
+) -> Tensors:
+    """The same with momentum, whose buffer must not grow by the decay; the head may be used now and then.
+
+    If gradients are set to zeros, those of an unused head are zeros, and it decays.
+    """
     trained = wrap(model)
     optimizer = trained.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.5)
     for step in range(2 * STEPS):
         model.step = step
-        take_step(trained, optimizer, step, shares)
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss_of(trained.model, step, shares).backward()
+        trained.finish()
+        optimizer.step()
     return weights(model)
 
 
@@ -996,6 +1004,7 @@ LOOPS = {
     "unused head": Loop(TwoHeads, heading),
     "unused head, momentum": Loop(TwoHeads, heading_by_momentum),
     "seldom used head": Loop(SeldomHead, heading_by_momentum),
+    "seldom used head, zeroed": Loop(SeldomHead, partial(heading_by_momentum, set_to_none=False)),
     "a head before and under no_sync": Loop(SeldomHead, alone_between),
     "buffers of all types": Loop(Buffers, plainly),
     "sharpness": Loop(mlp, sharpening),

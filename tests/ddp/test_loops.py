@@ -21,7 +21,10 @@ IMPOSSIBLE = [
     ("groups", "sharded"),
     ("kept copies", "fsdp"),
     ("gradient penalty", "fsdp"),  # torch has freed the parameters of the first forward
-    *[(name, "torch") for name in ("unused head", "unused head, momentum", "seldom used head")],  # without its option
+    *[
+        (name, "torch")
+        for name in ("unused head", "unused head, momentum", "seldom used head", "seldom used head, zeroed")
+    ],  # without its option
     ("a head before and under no_sync", "torch"),
     ("buffers of all types", "torch"),
     ("there and back, forward within no_sync", "torch"),  # asks at forward whether to reduce

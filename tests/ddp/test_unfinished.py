@@ -70,13 +70,22 @@ def adversaries(wrap: Wrap, model: nn.Module, shares: Sequence[int], set_to_none
     return {**weights(model[0]), **{f"maker {name}": value for name, value in weights(model[1]).items()}}
 
 
-def skipping(wrap: Wrap, model: nn.Module, shares: Sequence[int], drop: str, reached: int | None = None) -> Tensors:
-    """The loss of step 1 is not a number: what its backward brought is dropped, in one of three ways."""
+def skipping(
+    wrap: Wrap, model: nn.Module, shares: Sequence[int], drop: str, reached: int | None = None, *, apart: bool = False
+) -> Tensors:
+    """The loss of step 1 is not a number: what its backward brought is dropped, in one of three ways.
+
+    It reaches one expert, all, or (``apart``) another one of each share.
+    """
     trained = wrap(model)
     optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
     for step in range(STEPS):
         only = reached if step == 1 else None
-        loss = loss_of(partial(trained.model, only=only), step, shares) * (torch.nan if step == 1 else 1)
+        loss = mean(
+            trained.model(inputs(step, share), share if apart and step == 1 else only).square().mean()
+            for share in shares
+        )
+        loss = loss * (torch.nan if step == 1 else 1)
         loss.backward()
         if loss.isnan() and drop == "discard" and isinstance(trained, Variant):
             trained.variant.discard()
@@ -158,6 +167,8 @@ LOOPS = {
     "skipped, discarded": Loop(Experts, partial(skipping, drop="discard")),
     "skipped, not all reached": Loop(Experts, partial(skipping, drop="none", reached=1)),
     "skipped, not all reached, zeroed": Loop(Experts, partial(skipping, drop="zero", reached=1)),
+    "skipped, each reached another": Loop(Experts, partial(skipping, drop="none", apart=True)),
+    "skipped, each reached another, zeroed": Loop(Experts, partial(skipping, drop="zero", apart=True)),
     "between": Loop(mlp, partial(between, set_to_none=True)),
     "between, zeroed": Loop(mlp, partial(between, set_to_none=False)),
     "between, by the module": Loop(mlp, partial(between, set_to_none=True, by_module=True)),
