@@ -209,11 +209,15 @@ def _standstill_gone(
 
     - ``step``: The step of each of ``rows``, from 0 to ``steps``.
     - ``end_shift_ns``: How much earlier each of them ends.
+
+    Gloo's threads are no streams, so it is not known what queued there: each standstill is shorter by itself.
     """
+    blocking_ns, end_ns = np.maximum(0, timings.blocking_ns[rows]), timings.end_ns[rows]
+    if (timings.lane[rows] == UNKNOWN).any():
+        return sum_by_group(np.minimum(blocking_ns, end_shift_ns), step, steps)
     # What held a collective up: its input or launch if it queued, else whatever ended right before its start.
     due_ns = np.where(queue.before == UNKNOWN, timings.start_ns, timings.start_ns - queue.queued_ns)[rows]
     gained_ns = np.zeros(steps, np.int64)
-    blocking_ns, end_ns = timings.blocking_ns[rows], timings.end_ns[rows]
     blocks = np.flatnonzero(blocking_ns > 0)
     blocks = blocks[np.lexsort((end_ns[blocks], step[blocks]))]
     turn = count_before(step[blocks])
