@@ -63,7 +63,7 @@ def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[Ra
     last = [_late_at(unit, residual) for unit in largest]
     if has_steps:
         last = [
-            _origin(unit, who, [rows[place] for place in places])
+            _origin(unit, who, [rows[place] for place in places], [lags[place] for place in places])
             for unit, who, (_, places) in zip(largest, last, units, strict=True)
         ]
     costs = [
@@ -132,13 +132,16 @@ def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
     return lags.index(most) if most > residual else None
 
 
-def _origin(lags: list[Fraction | None], late: int | None, rows: list[Row]) -> int | None:
-    """Of ranks that are late alike, the one that waited least: the others may be late as they waited for it."""
+def _origin(
+    lags: list[Fraction | None], late: int | None, rows: list[Row], lags_at: list[list[Fraction | None]]
+) -> int | None:
+    """Of ranks that are late alike, not at one collective, the one that waited least: others may have waited for it."""
     if late is None or (most := lags[late]) is None:
         return late
     waited = [sum(max(0, e.wait or 0) for row in rows if (e := row[i]) is not None) for i in range(len(lags))]
+    where = [row for row, at in zip(rows, lags_at, strict=True) if at[late] == most]
     alike = [i for i, lag in enumerate(lags) if lag is not None and float(lag) >= 0.9 * float(most)]
-    least = min(alike, key=lambda i: waited[i])
+    least = min([late, *(i for i in alike if all(row[i] is None for row in where))], key=lambda i: waited[i])
     return least if waited[late] - waited[least] > 0.1 * float(most) else late
 
 

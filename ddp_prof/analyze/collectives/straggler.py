@@ -9,13 +9,12 @@ that follow. L is the launch, C the collective::
     rank 1        L CCCCC       lag 5, arrives last
     rank 2    LCCCCCCCCCC
 
-The rank with the largest lag is *last*. Of ranks whose lags in a step are alike, it is the one that itself waited
-least: where two communicators have a late rank each, one of them may be late because it waited for the other one in a
-third communicator. If the lag is not above the residual of the clocks, no rank is last. If clocks cannot be compared,
-there are no lags. The *cost* of a step is the largest time that another rank would gain if the last rank were not late,
-queues behind its waits included (:mod:`.lateness`); it is attributed to the last rank. In a capture without steps, each
-collective counts by itself. The cost of a rank is then the largest sum of another rank's exposed waits at the
-collectives where it arrived last.
+The rank with the largest lag is *last*. Of two that are as late in two communicators, it is the one that waited less
+for others: the other one may be late because it waited for this one in a third communicator. If the lag is not above
+the residual of the clocks, no rank is last. If clocks cannot be compared, there are no lags. The *cost* of a step is
+the largest time that another rank would gain if the last rank were not late, queues behind its waits included
+(:mod:`.lateness`); it is attributed to the last rank. In a capture without steps, each collective counts by itself. The
+cost of a rank is then the largest sum of another rank's exposed waits at the collectives where it arrived last.
 """
 
 from __future__ import annotations
@@ -293,7 +292,16 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         last[~np.isin(np.arange(len(last)), by_step) & (step != UNKNOWN)] = UNKNOWN
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
         waited = np.array([_waits_of_ranks(run)[rows].sum(axis=0) for rows in of_steps])
-        late = _without_followers(compared, waited, _last_to_arrive(compared, least))
+        late = _last_to_arrive(compared, least)
+        # Who takes part in the collectives at which the last rank has its largest lag.
+        largest = compared[np.arange(len(late)), late]
+        meets = np.array(
+            [
+                takes_part[rows[lags[rows, last] == lag]].any(axis=0)
+                for rows, last, lag in zip(of_steps, late.tolist(), largest.tolist(), strict=True)
+            ]
+        )
+        late = _without_followers(compared, waited, meets, late)
 
     keys = [int(step[rows][0]) for rows in of_steps]
     costs = _costs_of_steps(run, of_steps, late) if knows_exposed else np.zeros(len(of_steps), np.int64)
@@ -494,15 +502,16 @@ def _waits_of_ranks(run: RunAnalysis) -> Ints:
     return np.stack(waits, axis=1) if waits else np.zeros(rows.shape, np.int64)
 
 
-def _without_followers(lags: Floats, waited_ns: Ints, last: Ints) -> Ints:
-    """Return ``last`` with the rank that waited least of those in a row whose lags are like the largest one.
+def _without_followers(lags: Floats, waited_ns: Ints, meets: Mask, last: Ints) -> Ints:
+    """Return ``last`` with another rank where that one is as late, in another communicator, and waited less for others.
 
     - ``lags``, ``waited_ns``: The lag of each rank (column) in each step (row), and how long it waited there.
+    - ``meets``: Whether it takes part in a collective at which the last rank has its largest lag.
     - ``last``: For each step, the rank with the largest lag, or ``UNKNOWN``.
     """
     steps = np.arange(len(last))
     lag = lags[steps, last]
-    are_alike = lags >= (1 - _ALIKE_LAGS) * lag[:, None]  # NaN is not
+    are_alike = (lags >= (1 - _ALIKE_LAGS) * lag[:, None]) & ~meets  # NaN is not
     waits = np.where(are_alike, waited_ns, np.iinfo(np.int64).max)
     follows = (last != UNKNOWN) & (waited_ns[steps, last] - waits.min(axis=1) > _ALIKE_LAGS * lag)
     return np.where(follows, waits.argmin(axis=1), last)
