@@ -149,8 +149,9 @@ class Reducer:
                 collectives of another reducer may have been taken for those of this one. After the second and the
                 third, training can go on.
         """
-        # What backward did not reach, and zero_grad() may have left a gradient of zeros.
-        untouched = [index for index, (bucket, slot) in self._places.items() if not bucket.taken[slot]]
+        # Of a discarded step: what backward did not reach, and zero_grad() may have left a gradient of zeros.
+        places = self._places.items() if is_discarded else ()
+        untouched = [index for index, (bucket, slot) in places if not bucket.taken[slot]]
         self.launch_all()  # the first round
         votes = self._launch_votes() if self._find_unused or self._came_late else None
         for flight in self._in_flight:
@@ -170,7 +171,7 @@ class Reducer:
         # The parameters whose gradient becomes None: with zeros, weight decay and momentum would change them.
         without = self._unused if is_discarded else unused if self._find_unused else self._find_unused_by_all()
         self._restore_gradients(without, self._reduce_late(late))
-        for index in untouched if is_discarded else ():
+        for index in untouched:
             if (gradient := self._parameters[index].grad) is not None:
                 gradient.zero_()  # other ranks may have reached it, and dropped that, too
         # Raise errors only now, as the ranks have to launch the same collectives.
