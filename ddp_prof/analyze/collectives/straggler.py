@@ -291,7 +291,8 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         by_step = np.concatenate(of_steps)
         last[~np.isin(np.arange(len(last)), by_step) & (step != UNKNOWN)] = UNKNOWN
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
-        waited = np.array([_waits_of_ranks(run)[rows].sum(axis=0) for rows in of_steps])
+        waits_ns = _waits_of_ranks(run)
+        waited = np.array([waits_ns[rows].sum(axis=0) for rows in of_steps])
         late = _last_to_arrive(compared, least)
         # Who takes part in the collectives at which the last rank has its largest lag.
         largest = compared[np.arange(len(late)), late]
