@@ -123,12 +123,15 @@ class Change(Parts):
 
     def is_beyond_spread(self, part: str) -> bool | None:
         """Return whether a part, or ``step``, changed by more than the spread of both runs; ``None`` if not known."""
-        return _exceeds(getattr(self, f"{part}_ns"), self.half_width_ns.get(part))
+        return _exceeds(part, getattr(self, f"{part}_ns"), self.half_width_ns.get(part))
 
 
-def _exceeds(change_ns: int | None, half_width_ns: int | None) -> bool | None:
-    """Return whether a change exceeds the spread; ``None`` if not known. A change of 0 never does."""
-    if change_ns == 0:
+def _exceeds(part: str, change_ns: int | None, half_width_ns: int | None) -> bool | None:
+    """Return whether a change exceeds the spread; ``None`` if not known. None within what is rounded ever does.
+
+    The rest takes what the rounding of the other parts leaves, at most half a nanosecond each in either run.
+    """
+    if change_ns is not None and abs(change_ns) <= (len(PARTS) if part == "rest" else 0):
         return False
     return None if change_ns is None or half_width_ns is None else abs(change_ns) > half_width_ns
 
@@ -270,12 +273,10 @@ def _measure_budget(
         samples["transfer"] = samples["transfer"] + samples.pop("tail")
     if any(rank.clocks_disagree for rank in run.ranks):  # then all of it counts as rest
         del samples["calls"]
-    exact = {part: float(column.sum()) / len(column) for part, column in samples.items()}
-    mean_step_ns = exact.pop("step")
-    # The rest is what the other parts leave, which is more than its samples where the calls are not known.
-    exact["rest"] += mean_step_ns - sum(exact.values())
-    mean = _round_to_sum(exact, round(mean_step_ns))
+    # Integers, so that the parts sum to the step: the rest is what the other parts leave of it.
+    mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
     price = contention.contention_ns
+    exposed_ns = mean["transfer"] + mean.get("tail", 0) + mean.get("wait", 0)
     # Half of the interval of each part. Contention is subtracted from compute, so its interval adds to that of compute.
     keys = [rank.step_keys[: len(rank.times)][rank.times.is_known] for rank, _ in counted]
     if not knows_tail:
@@ -290,33 +291,19 @@ def _measure_budget(
         label=run.label,
         device=run.device,
         steps=len(samples["step"]),
-        step_ns=round(mean_step_ns),
+        step_ns=mean["step"],
         compute_ns=mean["compute"] - (price or 0),
         contention_ns=price,
         transfer_ns=mean["transfer"],
         tail_ns=mean.get("tail"),
         wait_ns=mean.get("wait"),
         calls_ns=mean.get("calls"),
-        rest_ns=mean["rest"],
+        rest_ns=mean["step"] - mean["compute"] - exposed_ns - mean.get("calls", 0),
         contention=contention,
         knows_wait=knows_wait,
         knows_tail=knows_tail,
         half_width_ns={part: round(width) for part, width in widths.items()},
     )
-
-
-def _round_to_sum(parts: Mapping[str, float], whole: int) -> dict[str, int]:
-    """Return the parts in whole nanoseconds, so that they sum to ``whole``.
-
-    Those that are furthest from a whole number take what is left over: one that is the same in each step stays as it
-    is, and is no change between two runs.
-    """
-    rounded = {part: round(value) for part, value in parts.items()}
-    left_over = whole - sum(rounded.values())
-    sign = 1 if left_over > 0 else -1
-    for part in sorted(parts, key=lambda part: sign * (rounded[part] - parts[part]))[: abs(left_over)]:
-        rounded[part] += sign
-    return rounded
 
 
 def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]:
@@ -442,7 +429,7 @@ class PartChange:
     @property
     @derived("whether the change exceeds the spread of both runs", null="not known")
     def is_beyond_spread(self) -> bool | None:
-        return _exceeds(self.change_ns, self.half_width_ns)
+        return _exceeds(self.part, self.change_ns, self.half_width_ns)
 
 
 def compare_before_after(
