@@ -53,6 +53,9 @@ def _times_at_the_scale_of_what_is_drawn() -> Iterator[None]:
         patch.setattr(lateness, "BACK_TO_BACK_NS", BACK_TO_BACK)
         patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
         patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
+        # Three reasons why a step is no sample, of which the oracle does not know; test_recording.py has their tests.
+        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes"):
+            patch.setattr(recording, rule, lambda *_: False)
         yield
 
 
@@ -140,16 +143,14 @@ def check_skew(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> N
 
 def check_waterfall(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> None:
     budgets = measure_waterfall([(analysis, ())]).budgets
-    expected = oracle.budget(ranks, apart)
+    # Where one rank's backward is not known, no tail is; what the oracle knows of other ranks is transfer then.
+    expected = oracle.budget(ranks, apart, knows_tail=all(budget.knows_tail for budget in budgets))
     timed = [rank for rank in analysis.ranks if len(rank.times)]
     may_hide_communication = max((rank.world_size or 1 for rank in timed), default=1) > 1 and not any(
         len(rank.timings) or rank.device is None for rank in timed
     )
     assert len(budgets) == (expected is not None) or (may_hide_communication and not budgets)
     for budget in budgets:
-        if not budget.knows_tail:
-            assert expected["tail"] == 0
-            expected["tail"] = None
         assert {part: getattr(budget, f"{part}_ns") for part in expected} == expected
         assert budget.step_ns == sum(expected[part] or 0 for part in oracle.PARTS) + budget.rest_ns
         assert budget.rest_ns >= -len(oracle.PARTS), "but for what is rounded"

@@ -216,8 +216,11 @@ def _end(row: Row, ranks: list[Rank], file: str) -> int | None:
     return max((e.end for rank, e in zip(ranks, row, strict=True) if e is not None and rank.file == file), default=None)
 
 
-def budget(ranks: list[Rank], apart: int = 1_000_000) -> dict[str, int | None] | None:
-    """The mean step by parts, contention aside; after :func:`explain`. None where it is not known what ran in steps."""
+def budget(ranks: list[Rank], apart: int = 1_000_000, *, knows_tail: bool = True) -> dict[str, int | None] | None:
+    """The mean step by parts, contention aside; after :func:`explain`. None where it is not known what ran in steps.
+
+    Unless ``knows_tail``, the tail of backward is transfer.
+    """
     if any(rank.has_steps and rank.steps and _is_unknown(rank) for rank in ranks):
         return None
     knows_wait = bool(match(ranks, apart)[0])
@@ -235,11 +238,12 @@ def budget(ranks: list[Rank], apart: int = 1_000_000) -> dict[str, int | None] |
             sums["calls"] += len(waiting & window)
             for time in (every - compute) & window:
                 waits, tails = map(any, zip(*rank.at[time], strict=True))
-                sums["wait" if waits and knows_wait else "tail" if tails else "transfer"] += 1
+                sums["wait" if waits and knows_wait else "tail" if tails and knows_tail else "transfer"] += 1
     found: dict[str, int | None] = {part: round(sums[part] / steps) for part in ("step", *PARTS)} if steps else {}
     if found and any(rank.clocks_disagree for rank in ranks):  # when the host waited is not known
         found |= {"calls": None}
-    return found | ({} if knows_wait else {"wait": None}) if found else None
+    unknown = {} if knows_tail else {"tail": None}
+    return found | unknown | ({} if knows_wait else {"wait": None}) if found else None
 
 
 def _is_unknown(rank: Rank) -> bool:
