@@ -1,6 +1,6 @@
 """The package against a brute-force oracle (tests/oracle), on whole runs that Hypothesis draws.
 
-The gate draws 50 runs. A nightly draws 5,000::
+The gate draws 25 runs. A nightly draws 5,000::
 
     scripts/dev/oracle.sh
     HYPOTHESIS_PROFILE=nightly pytest -o timeout=0 tests/analyze/test_oracle.py    # the same
