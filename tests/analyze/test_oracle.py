@@ -53,7 +53,7 @@ def _times_at_the_scale_of_what_is_drawn() -> Iterator[None]:
         patch.setattr(lateness, "BACK_TO_BACK_NS", BACK_TO_BACK)
         patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
         patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
-        # Three reasons why a step is no sample, of which the oracle does not know; test_recording.py has their tests.
+        # Three reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes"):
             patch.setattr(recording, rule, lambda *_: False)
         yield
