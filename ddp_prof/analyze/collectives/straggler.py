@@ -291,18 +291,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         by_step = np.concatenate(of_steps)
         last[~np.isin(np.arange(len(last)), by_step) & (step != UNKNOWN)] = UNKNOWN
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
-        waits_ns = _waits_of_ranks(run)
-        waited = np.array([waits_ns[rows].sum(axis=0) for rows in of_steps])
-        late = _last_to_arrive(compared, least)
-        # Who takes part in the collectives at which the last rank has its largest lag.
-        largest = compared[np.arange(len(late)), late]
-        meets = np.array(
-            [
-                takes_part[rows[lags[rows, last] == lag]].any(axis=0)
-                for rows, last, lag in zip(of_steps, late.tolist(), largest.tolist(), strict=True)
-            ]
-        )
-        late = _without_followers(compared, waited, meets, late)
+        late = _last_in_steps(run, of_steps, lags, compared, least)
 
     keys = [int(step[rows][0]) for rows in of_steps]
     costs = _costs_of_steps(run, of_steps, late) if knows_exposed else np.zeros(len(of_steps), np.int64)
@@ -496,11 +485,28 @@ def _last_to_arrive(lags: Floats, least: int) -> Ints:
     return np.where(known.max(axis=1) > least, known.argmax(axis=1), UNKNOWN)
 
 
-def _waits_of_ranks(run: RunAnalysis) -> Ints:
-    """Return how long each rank (column) waited at each match (row), hidden or not, in ns; 0 where it takes no part."""
-    rows = run.matches.rows
-    waits = [np.maximum(0, take_or_unknown(wait_ns, rows[:, index])) for index, wait_ns in enumerate(run.waits_ns)]
-    return np.stack(waits, axis=1) if waits else np.zeros(rows.shape, np.int64)
+def _last_in_steps(run: RunAnalysis, of_steps: Sequence[Ints], lags: Floats, compared: Floats, least: int) -> Ints:
+    """Return for each step the index of the rank that arrives last, or ``UNKNOWN``; see the module.
+
+    - ``of_steps``: For each step, rows of the matches.
+    - ``lags``: The lag of each rank (column) at each match (row).
+    - ``compared``: The largest lag of each rank (column) in each step (row).
+    - ``least``: Smaller lags are not told from the error of the clocks.
+    """
+    matches, late = run.matches.rows, _last_to_arrive(compared, least)
+    # How long each rank waited at each match, hidden or not; 0 where it takes no part.
+    waits = [np.maximum(0, take_or_unknown(waits, matches[:, index])) for index, waits in enumerate(run.waits_ns)]
+    waits_ns = np.stack(waits, axis=1)
+    waited_ns = np.array([waits_ns[rows].sum(axis=0) for rows in of_steps])
+    # Who takes part in the collectives at which the last rank has its largest lag.
+    largest = compared[np.arange(len(late)), late]
+    meets = np.array(
+        [
+            (matches[rows[lags[rows, last] == lag]] != UNKNOWN).any(axis=0)
+            for rows, last, lag in zip(of_steps, late.tolist(), largest.tolist(), strict=True)
+        ]
+    )
+    return _without_followers(compared, waited_ns, meets, late)
 
 
 def _without_followers(lags: Floats, waited_ns: Ints, meets: Mask, last: Ints) -> Ints:
