@@ -61,16 +61,24 @@ class Diagnosis:
 def diagnose_run(run: RunEvidence) -> Diagnosis:
     """Apply all rules to a run, and add to each finding the gain that is expected without it.
 
-    What costs nothing is no finding: without it, by the simulation, steps would be longer or, without a late rank, as
-    long, as another rank is as late.
+    What costs nothing is no finding.
     """
     results = [rule(run) for rule in RULES]
     found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
-    found = [one for one in found if (one.gain_high_ns or 0) >= 0 and (one.rule, one.gain_high_ns) != ("straggler", 0)]
-    findings = sorted(found, key=lambda one: -(one.cost_ns or 0))
+    findings = sorted((one for one in found if not _costs_nothing(one)), key=lambda one: -(one.cost_ns or 0))
     abstained = [one for one in results if isinstance(one, Abstained)]
     if (reason := run.collectives.reason) not in (None, NO_COMMUNICATION):
         abstained.insert(0, Abstained(ABOUT_COMMUNICATION, reason))
     elif run.why_no_gradients:
         abstained.insert(0, Abstained(ABOUT_GRADIENTS, run.why_no_gradients))
     return Diagnosis(tuple(findings), tuple(abstained))
+
+
+def _costs_nothing(finding: Finding) -> bool:
+    """Return whether, by the simulation, steps would be longer without what was found.
+
+    Without a late rank they may also be as long, where another rank is as late. Other findings may be hidden now and
+    cost something later.
+    """
+    least_ns = 1 if finding.rule == "straggler" else 0
+    return finding.gain_high_ns is not None and finding.gain_high_ns < least_ns
