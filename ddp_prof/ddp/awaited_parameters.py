@@ -86,7 +86,7 @@ class Awaited:
 
 
 @cache
-def _awaited(plain: type[torch.nn.Parameter]) -> Any:
+def _waiting_class(plain: type[torch.nn.Parameter]) -> Any:
     """Return a class of parameters that wait, which has the name of their own class."""
     kind: Any = type(plain)
     return kind(plain.__name__, (Awaited, plain), {"plain": plain, "__module__": plain.__module__})
@@ -99,7 +99,7 @@ def _await(parameter: torch.nn.Parameter, wait: Callable[[], None] | None) -> No
         del parameter.wait
     if wait is not None:
         parameter.wait = wait  # type: ignore[attr-defined]
-        parameter.__class__ = _awaited(type(parameter))
+        parameter.__class__ = _waiting_class(type(parameter))
 
 
 class AwaitedParameters(dict[str, Parameter]):
