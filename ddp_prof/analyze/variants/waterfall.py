@@ -127,7 +127,7 @@ class Change(Parts):
 
 
 def _exceeds(part: str, change_ns: int | None, half_width_ns: int | None) -> bool | None:
-    """Return whether a change exceeds the spread; ``None`` if not known. None within what is rounded ever does.
+    """Return whether a change exceeds the spread; ``None`` if not known. One within what is rounded never does.
 
     The rest takes what the rounding of the other parts leaves, at most half a nanosecond each in either run.
     """
