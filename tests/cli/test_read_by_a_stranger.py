@@ -269,7 +269,7 @@ def test_the_short_answer_tells_what_its_figures_stand_for() -> None:
     said = text_of("summary", "traces/bucketed_10mb.sqlite")
     assert "24.8 ms of a 191.9 ms step (13 %) is exposed" in said
     assert "ranks differ: rank 0 exposes 30.7 ms per step, rank 1 15.2 ms" in said
-    assert "step of 187.7 ms: compute alone 61 %, overlapped 25 %, exposed 14 %" in said
+    assert "step typical, 187.7 ms: compute alone 61 %, overlapped 25 %, exposed 14 %" in said
 
 
 def test_the_short_answer_tells_of_a_rank_that_is_in_no_figure(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def _shares(summary: VariantSummary) -> str | None:
     if own == whole:
         return f"{own}{which}: {shown}"
     told = "" if summary.comm_ns else f"{whole}{which}, the median; "  # otherwise the line on the gain says it
-    return f"{told}{'one ' if told else ''}of {own}{'' if told else which}: {shown}"
+    return f"{told}{'the ' if told else ''}typical{' one' if told else ''}, {own}{'' if told else which}: {shown}"
 
 
 def _shortened(note: str) -> str:
