@@ -19,9 +19,9 @@ from typing import Any
 from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.tune.measure import SETTLING, Blocks, Loss, Measured, OutOfTimeError, Program, is_todays
-from ddp_prof.tune.store import FAILED, OUT_OF_MEMORY, Store, Trial
+from ddp_prof.tune.store import FAILED, OK, OUT_OF_MEMORY, OUT_OF_TIME, Store, Trial
 from ddp_prof.tune.tries import TODAY, Try
-from ddp_prof.tune.verdicts import TODAYS, Verdict, best_of, judge
+from ddp_prof.tune.verdicts import MOST_FAILURES, TODAYS, Verdict, best_of, judge
 
 Measure = Callable[[Try, int], Measured]
 """A function that runs the program with a try, for at most a number of seconds; raises WorkloadError if it fails."""
@@ -77,8 +77,8 @@ class Tuning:
 
         The run of round 0 counts only if there is no other.
         """
-        own = [trial for trial in self.trials if trial.tried == TODAY.label]
-        return median(length for trial in own[1:] or own if (length := trial.median_ns))
+        own = [length for trial in self.trials if trial.tried == TODAY.label and (length := trial.median_ns)]
+        return median(own[1:] or own)
 
 
 class Session:
@@ -118,20 +118,25 @@ class Session:
     def run(self) -> Tuning:
         """Run rounds until the tuning ends, and return its result.
 
-        Raises WorkloadError if the program fails with today's settings.
+        Raises WorkloadError if the program fails with today's settings in round 0.
         """
         self.run_today()
         ended, verdicts = "all tries are decided", self.verdicts()
         # Each round measures today's settings and the tries that are not decided.
         while wanted := [verdict.tried for verdict in verdicts if verdict.is_open]:
+            failures = [trial for trial in self.trials if trial.tried == TODAY.label and trial.status != OK]
+            if len(failures) >= MOST_FAILURES:
+                ended = f"{len(failures)} runs with today's settings failed: {failures[-1].reason}"
+                break
             number = max(trial.round for trial in self.trials) + 1
             if number > self.limits.rounds:
                 most = self.limits.rounds
                 ended = f"{most} rounds are done (--rounds)" if most > 1 else "one round is done (--rounds)"
                 break
             turns = self._draw_turns(number, wanted)
-            # A round that the store has completely is taken from there.
-            is_kept = all((number, tried.label) in self._kept for tried in turns)
+            # A round that the store has completely is taken from there, unless today's settings failed in it.
+            kept = [self._kept.get((number, tried.label)) for tried in turns]
+            is_kept = all(each and (each.tried != TODAY.label or each.status == OK) for each in kept)
             if not is_kept and not self._has_time_for(turns):
                 ended = f"the next round would not end within {self.limits.minutes:g} minutes (--minutes)"
                 break
@@ -179,7 +184,10 @@ class Session:
         return turns
 
     def _has_time_for(self, turns: Sequence[Try]) -> bool:
-        return len(turns) * max(trial.wall_s for trial in self.trials) <= self._seconds_left()
+        longest = {trial.tried: 0.0 for trial in self.trials}  # of each try: one that hung has no part in the others
+        for trial in self.trials:
+            longest[trial.tried] = max(longest[trial.tried], trial.wall_s)
+        return sum(longest.get(tried.label, longest[TODAY.label]) for tried in turns) <= self._seconds_left()
 
     def _seconds_left(self) -> float:
         return 60 * self.limits.minutes - (self._clock() - self._began)
@@ -187,20 +195,21 @@ class Session:
     def _run(self, number: int, tried: Try) -> Trial:
         """Run the program once with a try, keep the run in the store and return it; a failure is kept, too.
 
-        Raises WorkloadError only if the program fails with today's settings.
+        Raises WorkloadError only if the program fails with today's settings in round 0.
         """
         # The time limit follows the longest run with today's settings; the first run has the time of the whole tuning.
         todays = TODAY.label
-        before = [trial.wall_s for trial in self.trials if trial.tried == todays]
+        before = [trial.wall_s for trial in self.trials if trial.tried == todays and trial.status == OK]
         limit_s = max(LEAST_LIMIT_S, round(TIMES_LONGEST * max(before) if before else 60 * self.limits.minutes))
         began = self._clock()
         try:
             measured = self._measure(tried, limit_s)
         except WorkloadError as error:
             reason = _reason_of(error, before)
-            if tried == TODAY:
+            if tried == TODAY and not number:
                 raise WorkloadError(f"with today's settings: {reason}") from error
-            status = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else FAILED
+            kinds = {OutOfMemoryError: OUT_OF_MEMORY, OutOfTimeError: OUT_OF_TIME}
+            status = kinds.get(type(error), FAILED)
             trial = Trial(number, tried.label, status, self._clock() - began, reason)
             said = f"{status.replace('_', ' ')}: {reason}"
         else:

@@ -23,7 +23,7 @@ from ddp_prof.benchmark.store import Tables, load_tables, open_database, upsert,
 from ddp_prof.tune.measure import Loss, Made, Measured, Program
 from ddp_prof.tune.tries import Try
 
-OK, OUT_OF_MEMORY, FAILED = "ok", "out_of_memory", "failed"
+OK, OUT_OF_MEMORY, OUT_OF_TIME, FAILED = "ok", "out_of_memory", "out_of_time", "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Trial:
     Attributes:
         round: Number of the round.
         tried: Label of the try.
-        status: ``ok``, ``out_of_memory`` or ``failed``.
+        status: ``ok``, ``out_of_memory``, ``out_of_time`` or ``failed``.
         wall_s: Seconds from the start of the program to its end; for a block, its part of them.
         reason: Why ``status`` is not ``ok``; then there are no measurements.
         step_ns: Length of each measured step in nanoseconds, as the mean over the ranks.

@@ -90,7 +90,7 @@ class Setting:
         return lines.get(str(self.value), lines.get("", "")).format(self.value)
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value:g}" if type(self.value) is float else f"{self.name}={self.value}"
+        return f"{self.name}={self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def parse_tries(texts: Sequence[str]) -> tuple[Try, ...]:
     for one in tries:
         if len({setting.name for setting in one.settings}) < len(one.settings):
             raise UsageError(f"--try {one.label}: it sets one name twice")
-    found = tuple(dict.fromkeys(tries))
+    found = tuple({frozenset(one.settings): one for one in tries}.values())
     if len(found) > MOST_TRIES:
         raise UsageError(f"--try: {len(found)} tries are too many to tell apart: give at most {MOST_TRIES}")
     return found

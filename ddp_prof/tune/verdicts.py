@@ -10,7 +10,7 @@ from statistics import median
 from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.tune.measure import Loss
 from ddp_prof.tune.sequential import Gain, measure_gain, smallest_shown
-from ddp_prof.tune.store import OK, OUT_OF_MEMORY, Trial
+from ddp_prof.tune.store import OK, OUT_OF_MEMORY, OUT_OF_TIME, Trial
 from ddp_prof.tune.tries import TODAY, Try
 
 FASTER, SLOWER, EQUAL, OPEN = "faster", "slower", "no difference", "cannot be told"
@@ -24,7 +24,7 @@ So do losses that differ by less than twice the precision of their data type.
 MOST_FAILURES = 2
 """After this number of failed runs a try is given up.
 
-A single run is enough if it ran out of memory, as that would happen again.
+A single run is enough if it ran out of memory, as that would happen again, or out of time, as that takes minutes.
 """
 
 
@@ -95,7 +95,7 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
     }
     # A try that failed too often is judged by that alone.
     failures = [trial for trial in ran if trial.status != OK]
-    lasts = any(trial.status == OUT_OF_MEMORY or not trial.round for trial in failures)
+    lasts = any(trial.status in (OUT_OF_MEMORY, OUT_OF_TIME) or not trial.round for trial in failures)
     if len(failures) >= MOST_FAILURES or lasts:
         return Verdict(tried, FAILS, reason=failures[-1].reason, **known)  # type: ignore[arg-type]
     outcome = outcome_of(gain, worth)

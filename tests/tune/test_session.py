@@ -12,11 +12,11 @@ import pytest
 
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
-from ddp_prof.tune.measure import OutOfTimeError
+from ddp_prof.tune.measure import Measured, OutOfTimeError
 from ddp_prof.tune.report import conclusion_of, plan_lines, sentence_of, tuning_view
-from ddp_prof.tune.session import Limits, Session
+from ddp_prof.tune.session import Limits, Session, Tuning
 from ddp_prof.tune.store import Store
-from ddp_prof.tune.tries import parse_tries
+from ddp_prof.tune.tries import TODAY, Try, parse_tries
 from ddp_prof.tune.verdicts import TODAYS
 from tests.examples import IS_NIGHTLY
 from tests.tune import noise
@@ -188,6 +188,36 @@ def test_a_program_that_fails_today_is_not_tuned() -> None:
         tune(program, "static_graph")
 
 
+def test_a_run_of_today_that_fails_costs_its_round_and_two_end_the_tuning(tmp_path: Path) -> None:
+    """One run in which a port was taken ended a tuning without an answer."""
+    tries = parse_tries(["static_graph"])
+    store = Store(tmp_path / "tune.db", PROGRAM, tries, tmp_path)
+
+    def result(*failing: int) -> Tuning:
+        program = Simulated({"static_graph=True": 0.1})
+
+        def measure(tried: Try, limit_s: int) -> Measured:
+            if tried == TODAY and program.runs.count("today") in failing:
+                program.runs.append("today")
+                raise WorkloadError("address in use")
+            return program(tried, limit_s)
+
+        return Session(PROGRAM, tries, measure, store, Limits(), {}, clock=lambda: 0.0).run()
+
+    of_two = result(2, 4)  # before them one of round 0 and one of round 1
+    assert (of_two.rounds, of_two.ended) == (4, "2 runs with today's settings failed: address in use")
+    assert sentences(of_two).startswith("static_graph=True: cannot be told (2 pairs)")
+    # The same command runs those two rounds again, in the first of which one fails again.
+    of_one = result(0)
+    assert (of_one.rounds, outcomes(of_one)) == (7, {"static_graph=True": "faster"})
+    assert of_one.verdicts[0].gain.pairs == 6  # type: ignore[union-attr]
+
+
+def test_a_try_that_hangs_leaves_the_others_their_time() -> None:
+    """Each run counted as one that hung, so the tuning ended after one round."""
+    assert outcomes(session(10, hangs="A=1").run()) == {"static_graph=True": "faster", "A=1": "failed"}
+
+
 def test_what_is_set_today_is_not_run() -> None:
     program = Simulated({"static_graph=True": 0.1})
     result = tune(program, "gradient_as_bucket_view=false", "static_graph")
@@ -265,8 +295,8 @@ def test_a_file_that_is_something_else_is_left(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
 
 
-def session(minutes: float, store: Store | None = None) -> Session:
-    """Each run takes 30 s."""
+def session(minutes: float, store: Store | None = None, hangs: str = "") -> Session:
+    """Each run takes 30 s, one of what hangs two minutes."""
     from tests.tune.simulated import NoStore
 
     now = 0.0
@@ -274,16 +304,17 @@ def session(minutes: float, store: Store | None = None) -> Session:
     def clock() -> float:
         return now
 
-    program = Simulated(noise=noise.spikes)
+    program = Simulated({"static_graph=True": 0.3} if hangs else {}, noise=noise.spikes)
 
-    def measure(tried: object, limit_s: int) -> object:
+    def measure(tried: Try, limit_s: int) -> Measured:
         nonlocal now
-        now += 30
-        return program(tried, limit_s)  # type: ignore[arg-type]
+        now += 120 if tried.label == hangs else 30
+        program.errors = {hangs: OutOfTimeError("the program had not ended after 120 s")}
+        return program(tried, limit_s)
 
-    tries = parse_tries(["static_graph"])
+    tries = parse_tries(["static_graph", *filter(None, [hangs])])
     kept = store or NoStore(Path("none.db"), PROGRAM, tries, Path("/"))
-    return Session(PROGRAM, tries, measure, kept, Limits(minutes=minutes), {}, clock=clock)  # type: ignore[arg-type]
+    return Session(PROGRAM, tries, measure, kept, Limits(minutes=minutes), {}, clock=clock)
 
 
 def test_no_round_is_begun_that_would_end_too_late() -> None:

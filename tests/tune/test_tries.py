@@ -16,6 +16,12 @@ def test_several_values_are_several_tries() -> None:
     assert labels("bucket_cap_mb=5,25,0.5") == ["bucket_cap_mb=5", "bucket_cap_mb=25", "bucket_cap_mb=0.5"]
 
 
+def test_one_try_has_one_name_and_another_has_another() -> None:
+    """Runs of two sizes that agree in six digits were taken for those of one; order made two tries of one."""
+    assert labels("bucket_cap_mb=1.0000001,1.0000002") == ["bucket_cap_mb=1.0000001", "bucket_cap_mb=1.0000002"]
+    assert len(parse_tries(["A=1+B=2", "B=2+A=1", "A=1+B=1", "A=1+B=2"])) == 2
+
+
 def test_a_name_alone_is_true() -> None:
     (tried,) = parse_tries(["gradient_as_bucket_view"])
     assert tried.arguments("ddp") == {"gradient_as_bucket_view": True}
