@@ -19,6 +19,7 @@ from ddp_prof.analyze.critical.critical_path import StepPath
 from ddp_prof.analyze.inventory import ProcessInventory
 from ddp_prof.analyze.kernels.kernel_times import KernelTime
 from ddp_prof.analyze.overlap import RankOverlap
+from ddp_prof.analyze.result_bases import make_rows
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import PartChange, Parts
@@ -225,3 +226,15 @@ def test_what_a_graph_hides_is_null_but_not_the_time_in_which_it_ran() -> None:
     hidden = hidden_fields(StepOverlap, Hidden.GRAPHS)
     assert {"overlapped_ns", "exposed_ns", "idle_ns", "tail_ns", "blocking_ns"} <= hidden.keys()
     assert not {"comm_ns", "window_ns", "kernels"} & hidden.keys()
+
+
+def test_rows_made_column_by_column_are_those_that_calling_the_class_makes() -> None:
+    columns = {"name": ["scale", "add"], "start_ns": [3, 1], "held_by": ["stream", "launch"]}
+    made = [Consumer("scale", 7, 3, "stream"), Consumer("add", 7, 1, "launch")]
+    assert make_rows(Consumer, columns, stream=7) == made
+    assert make_rows(StepLength, {"ns": [5, 6]}) == [StepLength(ns=5), StepLength(ns=6)], "other fields: their defaults"
+    assert make_rows(Consumer, {"name": []}, stream=7) == []
+    with pytest.raises(TypeError, match="held_by"):
+        make_rows(Consumer, {"name": ["scale"], "start_ns": [3]}, stream=7)
+    with pytest.raises(ValueError, match="unpack"):
+        make_rows(Consumer, columns | {"start_ns": [3]}, stream=7)

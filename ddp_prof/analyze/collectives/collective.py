@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from operator import methodcaller
 
 import numpy as np
@@ -104,8 +105,11 @@ def _sizes_of_groups(of: RankRows) -> list[int | None]:
 def _exposed_by(of: RankRows) -> list[tuple[ExposedPart, ...]]:
     """Return the parts of each collective's exposed time by when and why, without those of 0."""
     kinds = [(when, why) for when in WHENS for why in WHYS]
-    pairs_ns = of.exposure.pairs_ns[of.rows].reshape(len(of.rows), len(kinds)).tolist()
-    return [tuple(ExposedPart(*kind, ns) for kind, ns in zip(kinds, of_one, strict=True) if ns) for of_one in pairs_ns]
+    pairs_ns = of.exposure.pairs_ns[of.rows].reshape(len(of.rows), len(kinds))
+    row, kind = np.nonzero(pairs_ns)  # few of a collective's pairs: mostly one
+    known = zip(map(kinds.__getitem__, kind.tolist()), pairs_ns[row, kind].tolist(), strict=True)
+    parts = iter([ExposedPart(when, why, ns) for (when, why), ns in known])
+    return [tuple(islice(parts, count)) for count in np.bincount(row, minlength=len(of.rows)).tolist()]
 
 
 def _consumers(of: RankRows) -> list[Consumer | None]:

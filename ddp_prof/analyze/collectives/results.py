@@ -149,7 +149,7 @@ class RunCollectives(FrameResult):
             return row
         return {name: None if name.startswith(_EXPOSURE_COLUMNS) else value for name, value in row.items()}
 
-    @property
+    @cached_property
     def outliers(self) -> Outliers | None:
         """The steps that stand out by their exposed time; ``None`` if there are none."""
         return find_outliers(

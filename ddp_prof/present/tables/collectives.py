@@ -57,9 +57,9 @@ def collectives_view(
     is_summed = False
     # One row per collective; for people perhaps fewer rows instead.
     if by in {None, "collective"}:
-        origins = _origins(result.collectives)
 
         def rows_of(collectives: Sequence[Collective]) -> list[Row]:
+            origins = _origins(result.collectives)
             found = ((_collective_row(one, origins[one.step_identity]), one.name) for one in collectives)
             return _named(run, (result.only_known(row, name) for row, name in found))
 
