@@ -38,7 +38,7 @@ class Recorded:
 def read(trace: Trace, launch_of) -> Recorded:
     """``launch_of`` tells when, by which thread and call an activity was launched."""
     if trace.source == "kineto":  # its other events are later
-        trace = _without_zeros(trace)
+        trace = _without_repeated(_without_zeros(trace))
     trace, impossible = _cut(trace)
     found = Recorded(trace, impossible)
     launches = {row: launch_of(trace, row) for row in range(len(trace.activities))}
@@ -65,6 +65,22 @@ def _without_zeros(trace: Trace) -> Trace:
         spans=table(Spans, kept(trace.spans)),
         calls=table(Calls, kept(trace.calls)),
         is_launch=launches,
+        launching_calls=None,
+        has_ambiguous_launch=None,
+    )
+
+
+def _without_repeated(trace: Trace) -> Trace:
+    """Of activities and of ranges that are the same in all, and take time, the first one."""
+
+    def kept(of) -> list[dict[str, int]]:
+        rows = _rows(of)
+        return [row for at, row in enumerate(rows) if row["end_ns"] <= row["start_ns"] or row not in rows[:at]]
+
+    return replace(
+        trace,
+        activities=table(Activities, kept(trace.activities)),
+        spans=table(Spans, kept(trace.spans)),
         launching_calls=None,
         has_ambiguous_launch=None,
     )

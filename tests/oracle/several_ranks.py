@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_prof.trace import Category
 from tests.oracle.ranks import Event, Rank
-from tests.oracle.steps import hides_waits, window_of_length
+from tests.oracle.steps import hides_waits, takes_no_time, window_of_length
 
 Row = list[Event | None]
 
@@ -252,6 +252,7 @@ def _is_unknown(rank: Rank) -> bool:
         or not rank.events
         or any(event.category is Category.OTHER for event in rank.events)
         or hides_waits(rank)
+        or takes_no_time(rank)
     )
 
 
