@@ -43,8 +43,9 @@ def _queue(rank: Rank, collective: Event) -> tuple[Event | None, int]:
     if not place:
         return None, 0
     before = own[place - 1]
-    launched = collective.start if collective.launch is None else collective.launch
-    due = max(time for time in (launched, ready_at(rank, collective), input_end(rank, collective)) if time is not None)
+    first = min(e.start for e in rank.collectives())
+    times = (collective.launch, ready_at(rank, collective), input_end(rank, collective), first)
+    due = max(time for time in times if time is not None)
     if collective.start - before.end > BACK_TO_BACK or due > before.end:
         return None, 0
     return before, max(0, collective.start - due)

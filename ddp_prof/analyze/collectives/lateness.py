@@ -47,11 +47,12 @@ def find_queue(timings: CollectiveTimings) -> Queue:
     """Return behind which collective each one queued.
 
     A collective queued if it was launched and had its input before the end of the collective before it on its stream,
-    and started right after that end.
+    and started right after that end. Where it is not known when it was launched, it may have been in time.
     """
     before, queued_ns = np.full(len(timings), UNKNOWN, np.int64), np.zeros(len(timings), np.int64)
-    launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
-    due_ns = np.maximum(launched, np.maximum(timings.ready_ns, timings.input_ns))  # an unknown time is the least
+    # An unknown time is the least; without a lag, too, no collective begins before the first one of the capture.
+    first = np.full(len(timings), timings.start_ns.min(initial=-NO_TIME))
+    due_ns = np.maximum.reduce((timings.launch_ns, timings.ready_ns, timings.input_ns, first))
     order = np.lexsort((timings.start_ns, timings.lane))
     follows = (timings.lane[order[1:]] == timings.lane[order[:-1]]) & (timings.lane[order[1:]] != UNKNOWN)
     later, earlier = order[1:][follows], order[:-1][follows]
