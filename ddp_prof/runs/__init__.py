@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -235,13 +236,14 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
         of_names = [alone.pop(file) for file in group]
-        joined |= (found := _join_runs(of_names, why := f"their names differ in {_differences(group)} only"))
-        numbers = [rank for run in of_names for rank, _, _ in run.identities() if rank is not None]
+        why = f"their names differ in {_differences(group)} only"
+        joined |= (found := _join_runs(of_names, why, names_tell=True))
+        numbers = [rank for run in of_names for rank, *_ in run.identities() if rank is not None]
         if not found and (twice := [rank for rank in numbers if numbers.count(rank) > 1]):
             _keep_apart(of_names, why, f"several of them say that they are rank {twice[0]}")
     by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
-        (rank, world, _), *more_ranks = run.identities() or [(None, None, ())]
+        (rank, world), *more_ranks = [of_rank[:2] for of_rank in run.identities()] or [(None, None)]
         if rank is not None and world != 1 and not more_ranks:
             by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
@@ -269,18 +271,27 @@ def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:
     return [[*capture] for capture in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True)]
 
 
-def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
+def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> dict[Run, Run]:
     """Join runs into one; return the joined run for each of them, or an empty dictionary if they do not fit together.
 
-    They fit if no rank occurs twice and all ranks have the same number of collectives of each kind. ``why`` is the
-    reason to join them, which becomes a note.
+    They fit if no rank occurs twice and all ranks have as many collectives of each operation. Where they were recorded
+    at one time or, if their times are not known, where ``names_tell`` that they belong together, it is enough that they
+    have as many in most steps that both recorded: one of them may have lost some. ``why`` is the reason to join them,
+    which becomes a note.
     """
-    # ``kinds``: for each run, how many collectives of each kind its ranks have. ``numbers``: those of all ranks.
-    kinds = [[operations for _, _, operations in run.identities()] for run in runs]
-    numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
+    of_ranks = [run.identities() for run in runs]
+    numbers = [rank for run in of_ranks for rank, *_ in run if rank is not None]
     if len(runs) < 2 or len(set(numbers)) < len(numbers):
         return {}
-    if any(kind != kinds[0] for kind in kinds):
+    times = [times_ns for run in of_ranks for *_, times_ns in run]
+    known = [times_ns for times_ns in times if times_ns]
+    are_at_once = max(known)[0] <= min(end for _, end in known) if len(known) == len(times) > 0 else names_tell
+    counts = [[of_rank for _, _, of_rank, _ in run] for run in of_ranks]
+    if not all(
+        len(own) == len(counts[0])
+        and all(_communicate_alike(*pair, in_most_steps=are_at_once) for pair in zip(own, counts[0], strict=True))
+        for own in counts
+    ):
         _keep_apart(runs, why, "they differ in their collectives; --one-run joins them")
         return {}
     note = f"{len(runs)} files are read as ranks of one run, because {why}; --separate keeps them apart"
@@ -290,6 +301,33 @@ def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
         measured |= run.measured
     whole = Run(files, runs[0].options, (note,), runs[0].workers, measured)
     return dict.fromkeys(runs, whole)
+
+
+def _communicate_alike(own: Counter[tuple[int, int]], other: Counter[tuple[int, int]], *, in_most_steps: bool) -> bool:
+    """Return whether two ranks have as many collectives of each operation, or have so in most steps that both recorded.
+
+    The ranks are told as by :meth:`.Run.identities`.
+    """
+    from ddp_prof.table import UNKNOWN
+
+    def sums(counts: Counter[tuple[int, int]]) -> Counter[int]:
+        found = Counter[int]()
+        for (_, operation), number in counts.items():
+            found[operation] += number
+        return found
+
+    def of_steps(counts: Counter[tuple[int, int]]) -> dict[int, dict[int, int]]:
+        found: dict[int, dict[int, int]] = {}
+        for (key, operation), number in counts.items():
+            if key != UNKNOWN:
+                found.setdefault(key, {})[operation] = number
+        return found
+
+    if sums(own) == sums(other):
+        return True
+    first, second = of_steps(own), of_steps(other)
+    shared = first.keys() & second.keys()
+    return in_most_steps and 2 * sum(first[key] == second[key] for key in shared) > len(shared)
 
 
 def _keep_apart(runs: Sequence[Run], why: str, reason: str) -> None:

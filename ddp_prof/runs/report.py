@@ -18,6 +18,7 @@ from ddp_prof.threads import count_cores, in_thread, in_threads
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.quality import Diagnostics
     from ddp_prof.runs.kept import KeptResults
@@ -230,11 +231,17 @@ _OF_A_RANK = {
 
 
 def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
-    """Return for each rank its number, the job's number of ranks, and its number of collectives by operation."""
-    return [
-        (rank.rank, rank.world_size, tuple(sorted(Counter(rank.timings.operation.tolist()).items())))
-        for rank in analysis.ranks
-    ]
+    """Return for each rank who it is, and what and when it communicates, as :meth:`.Run.identities` describes it."""
+
+    def of_rank(rank: RankCollectives) -> tuple[Any, ...]:
+        timings, epoch_ns = rank.timings, rank.epoch_ns
+        counts = Counter(zip(rank.keys.tolist(), timings.operation.tolist(), strict=True))
+        times_ns = None
+        if epoch_ns is not None and len(timings):
+            times_ns = epoch_ns + int(timings.start_ns.min()), epoch_ns + int(timings.end_ns.max())
+        return rank.rank, rank.world_size, counts, times_ns
+
+    return [of_rank(rank) for rank in analysis.ranks]
 
 
 _LOG = logging.getLogger(__name__)

@@ -84,6 +84,14 @@ SUMMARY_RESULTS = ("overlap", "collectives", *_MADE_OF)
 MOST_FILES_OF_KERNELS = 8
 """Largest number of files per run in which single kernels are measured: hundreds would fill the memory."""
 
+Identity = tuple[int | None, int | None, Counter[tuple[int, int]], tuple[int, int] | None]
+"""Of a rank: its number; the number of ranks of its job; how many collectives it has; from when to when they ran.
+
+Numbers are ``None`` if the trace does not say them. Collectives are counted by the key of their step, ``UNKNOWN``
+outside of all steps, and by operation, an index into ``communication.OPERATIONS``. Times are UTC in nanoseconds,
+``None`` if they are not known.
+"""
+
 
 @dataclass(eq=False, repr=False)
 class Run:
@@ -172,11 +180,8 @@ class Run:
         """Return what each file holds, and which questions it cannot answer for what is missing in it."""
         return self._measure("inventory")
 
-    def identities(self) -> list[tuple[int | None, int | None, tuple[tuple[int, int], ...]]]:
-        """Return for each rank: its number, the number of ranks of the job, and its number of collectives by operation.
-
-        Numbers are ``None`` if the trace does not say them. Operations are indices into ``communication.OPERATIONS``.
-        """
+    def identities(self) -> list[Identity]:
+        """Return for each rank who it is, and what and when it communicates."""
         return [identity for of_file in self._measure("identity") for identity in of_file]
 
     def analysis(self) -> RunAnalysis:

@@ -103,10 +103,21 @@ def test_a_folder_is_part_of_the_name() -> None:
     assert group_rank_files([Path("a/rank0.sqlite"), Path("b/rank1.sqlite")]) == []
 
 
-def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
-    """As where the recording of one rank ended earlier: two runs of one name were shown, and no word why."""
+def test_a_rank_that_lost_steps_is_of_the_run_of_the_others(tmp_path: Path) -> None:
+    """Its recording ended earlier, or the profiler lost a step of it: two runs of one rank each were shown."""
     for rank, steps in enumerate((4, 3)):
         write_capture(tmp_path / f"x.rank{rank}.sqlite", known_truth(steps))
+    (run,) = load_runs(tmp_path)
+    assert [len(rank.steps) for rank in run.overlap().ranks] == [4, 3]
+
+
+def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
+    """Two runs of one name, of which one has a collective less in each step, were shown, and no word why."""
+    for rank in (0, 1):
+        capture = known_truth()
+        if rank:
+            capture.kernels = [kernel for kernel in capture.kernels if "Symk" not in kernel.name]
+        write_capture(tmp_path / f"x.rank{rank}.sqlite", capture)
     runs = load_runs(tmp_path)
     assert [len(run.files) for run in runs] == [1, 1]
     for run in runs:
