@@ -9,7 +9,7 @@ from typing import Any
 from ddp_prof.analyze.core.blocking import RankBlocking
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.trace import SyncKind
+from ddp_prof.trace import UNKNOWN, SyncKind
 from tests.ingest.test_kineto_json import event, write
 
 
@@ -51,6 +51,21 @@ def test_waits_name_their_records(tmp_path: Path) -> None:
     found = blocking(tmp_path, wait(3, 20, 7, 2), wait(7, 7, 20, 5))
     assert (found.coverage.source, found.coverage.waits, found.coverage.resolved) == ("kineto", 2, 2)
     assert found.total_ns == 10_000
+
+
+def test_what_needs_a_collective_within_a_graph_is_not_known(tmp_path: Path) -> None:
+    """0 ns were said: no wait of a stream is recorded within a graph, and those around it are all known."""
+    graph = [
+        launch(9, 40, "cudaGraphLaunch"),
+        kernel("gradient", 9, 7, 41, 4),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 9, 20, 45, 20),
+        kernel("copy", 9, 7, 65, 3),
+    ]
+    events = [*one_bucket(wait(3, 20, 7, 2), wait(7, 7, 20, 5)), *graph]
+    (rank,) = find_rank_events(load_trace(write(tmp_path / "x.json", events)))
+    assert rank.blocking.total_ns is None
+    assert rank.blocking.coverage.reason == "what needs a collective within a CUDA graph is not recorded"
+    assert rank.blocking.by_event_ns[rank.is_collective].tolist() == [10_000, UNKNOWN]
 
 
 def test_a_wait_without_its_record_leaves_blocking_unknown(tmp_path: Path) -> None:

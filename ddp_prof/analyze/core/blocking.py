@@ -171,6 +171,8 @@ def _disjoint(stretches: Stretches) -> Stretches:
 NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the collectives"
 NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives is not in the trace"
 NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
+NO_CONSUMER = "the launch of what waited for a collective is not in the trace"
+NO_NODES = "what needs a collective within a CUDA graph is not recorded"
 NO_COPIES = "calls for copies were recorded, but no copy, so what copies waited for, or held up, is not known"
 NO_HOST_WAITS = (
     "the trace does not tell when the host waits (ddp_prof.annotate marks that: instrument(model) of DDP or "
@@ -275,7 +277,8 @@ def device_blocking(
     host_waits = int(np.isin(row_of[awaited], collectives).sum())
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
     tells_needs = waits.any() and (len(found.consumers) or host_waits)
-    unknown = found.unknown if tells_needs else np.append(found.unknown, found.unneeded)
+    in_graphs = _of_graphs_that_compute(trace, found.unneeded)
+    unknown = np.append(found.unknown, in_graphs if tells_needs else found.unneeded)
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
 
     is_known = np.ones(len(events), np.bool_)
@@ -300,6 +303,8 @@ def device_blocking(
     reason = None
     if not is_complete:
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_needs=bool(tells_needs))
+        if reason == NO_CONSUMER and not len(found.unknown):
+            reason = NO_NODES
     elif not is_known[collectives].all():
         reason = NO_LAUNCH.format(len(step))
     coverage = DependencyCoverage(
@@ -320,6 +325,19 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _of_graphs_that_compute(trace: Trace, collectives: Ints) -> Ints:
+    """Return those of the collectives that a CUDA graph ran beside compute: no wait of a stream tells what needs them.
+
+    ``collectives`` are rows of activities.
+    """
+    if not len(collectives):
+        return collectives
+    computes = np.zeros(len(trace.calls) + 1, np.bool_)  # the last element is for UNKNOWN
+    computes[trace.launching_calls[trace.activities.category == Category.COMPUTE]] = True
+    computes[UNKNOWN] = False
+    return collectives[computes[trace.launching_calls[collectives]]]
 
 
 def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_counted: Mask) -> Mask:
@@ -363,7 +381,7 @@ def _reason(
         return NO_LAUNCH.format(unplaced)
     if not tells_needs:
         return NO_NEEDS
-    return "the launch of what waited for a collective is not in the trace"
+    return NO_CONSUMER
 
 
 def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
