@@ -77,7 +77,7 @@ def test_files_that_all_say_to_be_rank_0_are_kept_apart_with_a_word(tmp_path: Pa
 def test_runs_of_one_name_in_a_folder_are_told_apart_by_their_files(tmp_path: Path) -> None:
     """A table of two ranks that were kept apart had two rows and no name."""
     files = [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2 + rank)) for rank in (0, 1)]
-    runs = load_runs(files)
+    runs = load_runs(files, LoadOptions(separate=True))
     labels = ["job.rank0.sqlite", "job.rank1.sqlite"]
     assert [run.label for run in runs] == [run.overlap().label for run in runs] == labels
     assert [source.title for source in timeline_sources(runs)] == labels
@@ -107,11 +107,6 @@ def test_a_path_alone_is_one_path(foreign: list[Path]) -> None:
 
 def test_separate_undoes_it(foreign: list[Path]) -> None:
     assert len(load_runs(foreign, LoadOptions(separate=True))) == 2
-
-
-def test_another_number_of_collectives_is_another_run(tmp_path: Path) -> None:
-    files = [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2 + rank)) for rank in (0, 1)]
-    assert len(load_runs(files)) == 2
 
 
 def test_ranks_of_equal_process_numbers_are_told_apart_by_their_files(foreign: list[Path]) -> None:
