@@ -298,6 +298,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     order = np.lexsort((activities.start_ns, stream))
     lane, ends_ns = stream[order], end_ns[order]
     start_ns, number = activities.start_ns, activities.correlation
+    trace = _warn_of_doubles(trace, order, lane)
     # A shorter end may make the end of an earlier activity impossible, so this repeats until nothing is found.
     for _ in range(len(order)):
         # The few activities that end after the one after the next; then those of them that also pass the other tests.
@@ -326,6 +327,34 @@ def cut_overlong_activities(trace: Trace) -> Trace:
         overlong=overlong,
         warnings=(*trace.warnings, warning),
     )
+
+
+def _warn_of_doubles(trace: Trace, order: Ints, lane: Ints) -> Trace:
+    """Return the trace, with a warning if activities are in it again, at the same time, under other launches' numbers.
+
+    Of collectives :mod:`ddp_prof.analyze.quality` tells it.
+
+    Args:
+        trace: The trace.
+        order: Its activities by stream and start.
+        lane: The stream of each activity in that order.
+    """
+    activities, start_ns = trace.activities, trace.activities.start_ns[order]
+    rows = np.flatnonzero((start_ns[1:] == start_ns[:-1]) & (lane[1:] == lane[:-1]))
+    first, again = order[rows], order[rows + 1]
+    is_double = activities.correlation[first] != activities.correlation[again]
+    is_double &= activities.end_ns[again] - activities.start_ns[again] > _ROUNDING_NS
+    is_double &= activities.category[again] != Category.COMMUNICATION
+    for name in ("end_ns", "name_id"):
+        column = getattr(activities, name)
+        is_double &= column[first] == column[again]
+    if not (doubles := int(is_double.sum())):
+        return trace
+    warning = (
+        f"duplicate activities under other correlation numbers: {doubles:,} of {len(activities):,}; they are counted "
+        "twice, also in sums of durations"
+    )
+    return replace(trace, warnings=(*trace.warnings, warning))
 
 
 def name_ranks(trace: Trace) -> Trace:

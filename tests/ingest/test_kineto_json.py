@@ -558,3 +558,18 @@ def test_devices_of_amd_are_called_rocm(call: str, gpu: str | None, device: str,
     alone = load_trace(write(tmp_path / "cpu.json", [event("cpu_op", "aten::mm", "20", "9")], **told))
     assert alone.device == "cpu"
     assert f"device: {device}" in run("overlap", tmp_path / "gpu.json").stdout
+
+
+@pytest.mark.parametrize(("number", "start", "said"), [(2, "10", 1), (2, "10.1", 0)])
+def test_a_kernel_that_is_there_again_under_another_number_is_told(
+    number: int, start: str, said: int, tmp_path: Path
+) -> None:
+    """As in exports that were merged with new numbers: twice as many kernels, and twice their time, were told."""
+    events = [
+        event("kernel", "gemm", ts, "5", 7, device=0, stream=7, correlation=correlation)
+        for ts, correlation in (("10", 1), (start, number))
+    ]
+    warnings = load_trace(write(tmp_path / "x.json", events)).warnings
+    assert (
+        sum("duplicate activities under other correlation numbers: 1 of 2" in warning for warning in warnings) == said
+    )
