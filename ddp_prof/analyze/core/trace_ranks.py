@@ -184,8 +184,9 @@ class _Builder:
         operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
         is_ours = bool(self._declared("backend") or parse_ranges(self.trace.names, *COLLECTIVES))
         # If there are fewer operators than collectives, operators were not recorded completely.
-        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not self.is_gloo.any()
-        if 0 < len(self.ranges) <= len(operators) and not marks_waits:
+        # A variant marks its waits by itself; only where the trainer is marked, too, do ranges tell when it computed.
+        marks_waits = np.isin((SYNCHRONIZE_PHASE, BACKWARD_PHASE), self.phases.kind).all() and not self.is_gloo.any()
+        if 0 < len(self.ranges) <= len(operators) and not (is_ours and marks_waits):
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if backward == "none" and operators.is_backward.any():
                 backward = "inferred"

@@ -194,6 +194,13 @@ class TestAHostWithoutMarksOfItsWaits:
         (events,) = find_rank_events(trace)
         assert events.blocking.total_ns is None
 
+    def test_a_variant_marks_its_waits_where_nothing_marks_backward(self) -> None:
+        """A monitor marks no phases: of a job with a variant of ours it said only how long a step took."""
+        computing = Operators(np.array([0, 4], np.int64), np.array([4, 5], np.int64), np.ones(2, np.int64))
+        ranges = [self.RANGES[1], self.RANGES[3], ("synchronize", ".....###..")]
+        (rank,) = measure_overlap(replace(draw_trace(ranges=ranges), operators=computing)).ranks
+        assert (rank.reason, rank.overlapped_ns, rank.exposed_ns) == (None, 3, 3)
+
 
 class TestGloosOwnEvents:
     """What torch.profiler tells of a CPU run whose waits are marked, but not its collectives."""
