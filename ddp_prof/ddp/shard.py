@@ -17,6 +17,8 @@ NORMS = frozenset({torch._foreach_norm, torch.linalg.vector_norm, torch.linalg.n
 """Functions that are refused for a gradient of which each rank has a part."""
 WERE_IDLE = "were_idle"
 """Key in an optimizer's state of a shard: the parameters that were idle in any step, by position in the bucket."""
+PLACE = "place"
+"""Key in an optimizer's state of a shard: the rank whose shard it is, and the number of ranks."""
 
 
 class ShardGradient(torch.Tensor):
@@ -101,7 +103,7 @@ class Idle:
         slices: For each parameter of the bucket, its elements in the shard; an empty slice if the shard has none.
     """
 
-    def __init__(self, shard: torch.nn.Parameter, slices: Sequence[slice]) -> None:
+    def __init__(self, shard: Shard, slices: Sequence[slice]) -> None:
         self._shard, self._slices = shard, slices
         self._slots: set[int] = set()  # the idle parameters of this step, by position in the bucket
         self._kept: list[tuple[torch.Tensor, slice, torch.Tensor]] = []  # tensor, part of it, values to restore
@@ -119,8 +121,15 @@ class Idle:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Save the elements that the optimizer must not change.
 
-        Raises CommunicationError if a parameter that was idle before has a gradient now and the optimizer counts steps.
+        Raises CommunicationError if the optimizer's state is that of another rank, or if a parameter that was idle
+        before has a gradient now and the optimizer counts steps.
         """
+        place = self._place()
+        if (other := optimizer.state.get(self._shard, {}).get(PLACE, place)) != place:
+            raise CommunicationError(
+                "rank {} of {}: this is the optimizer state of rank {} of {}: under sharded each rank saves and loads "
+                "its own, with the same number of ranks".format(*place, *other)
+            )
         self._optimizer = optimizer
         self._keep(optimizer)
 
@@ -137,6 +146,8 @@ class Idle:
                     momentum[self._slices[slot]] = 0
             # Noted in the optimizer's state, so that it is saved and loaded with the state.
             state = self._optimizer.state.get(self._shard, {})
+            if state:
+                state[PLACE] = self._place()
             if state and self._slots and self._shard.grad is not None:
                 state[WERE_IDLE] = sorted(self._slots.union(state.get(WERE_IDLE, ())))
         self._kept, self._optimizer = [], None
@@ -148,7 +159,7 @@ class Idle:
             return
         state = optimizer.state.get(self._shard, {})
         # An optimizer whose state has more than a momentum, such as Adam, counts its steps.
-        has_count = bool(state.keys() - {"momentum_buffer", WERE_IDLE}) or self._is_dampened(optimizer)
+        has_count = bool(state.keys() - {"momentum_buffer", WERE_IDLE, PLACE}) or self._is_dampened(optimizer)
         if has_count and set(state.get(WERE_IDLE, ())) - self._slots:
             self._optimizer = None
             raise CommunicationError(
@@ -160,6 +171,10 @@ class Idle:
         tensors = [self._shard.detach(), *self._elements(optimizer).values()]
         parts = [self._slices[slot] for slot in self._slots]
         self._kept = [(tensor, part, tensor[part].clone()) for tensor in tensors for part in parts]
+
+    def _place(self) -> list[int]:
+        """Return this rank and the number of ranks, as a list, which torch loads with weights only."""
+        return [dist.get_rank(self._shard.group), dist.get_world_size(self._shard.group)]
 
     def _is_dampened(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer dampens all gradients of a parameter but the first."""

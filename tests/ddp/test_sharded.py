@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
@@ -204,8 +205,26 @@ def refused(rank: int) -> list[str]:
     with pytest.raises(CommunicationError) as shared:
         ShardedDDP(Overlapping(1))
     ShardedDDP(Overlapping(2))
-    caught = frozen, alone, stepped, twice, as_a_whole, read, shared
+    caught = frozen, alone, stepped, twice, as_a_whole, read, shared, loaded_from_the_other_rank(rank)
     return [str(each.value) for each in caught]
+
+
+def loaded_from_the_other_rank(rank: int) -> pytest.ExceptionInfo[CommunicationError]:
+    """What a program does that saves on rank 0 alone, and loads that on all."""
+    variant = make()
+    optimizer = torch.optim.Adam(variant.optimizer_parameters())
+    for _ in range(2):
+        backward(variant, rank)
+        variant.finish_gradient_synchronization()
+        optimizer.step()
+    states: list[Any] = [None, None]
+    dist.all_gather_object(states, optimizer.state_dict())
+    optimizer.load_state_dict(states[1 - rank])
+    with pytest.raises(CommunicationError) as raised:
+        optimizer.step()
+    optimizer.load_state_dict(states[rank])
+    optimizer.step()
+    return raised
 
 
 class Overlapping(nn.Module):
@@ -388,7 +407,7 @@ def test_a_parameter_that_is_used_late_is_an_error_for_an_optimizer_that_counts_
 
 
 def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> None:
-    frozen, alone, stepped, twice, as_a_whole, read, shared = results[0]["refused"]
+    frozen, alone, stepped, twice, as_a_whole, read, shared, loaded = results[0]["refused"]
     assert "wrap the module again" in frozen
     assert "cannot step on a rank's own gradients" in alone
     assert "make it of variant.optimizer_parameters()" in stepped
@@ -396,6 +415,7 @@ def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> 
     assert as_a_whole.startswith("LBFGS does not step element by element")
     assert "clip_grad_norm_() to clip them" in read
     assert shared.startswith("'even' and 'odd' share memory")
+    assert loaded.startswith("rank 0 of 2: this is the optimizer state of rank 1 of 2: under sharded each rank saves")
 
 
 def test_parts_are_neither_clipped_nor_stepped_on_nor_changed_as_if_they_were_whole(

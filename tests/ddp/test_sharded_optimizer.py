@@ -63,7 +63,8 @@ def state_bytes(optimizer: Any) -> int:
     """Bytes of the moments; the counters of steps are left out."""
     if optimizer is None:
         return 0
-    return sum(value.nbytes for state in optimizer.state.values() for name, value in state.items() if name != "step")
+    kept = [(name, value) for state in optimizer.state.values() for name, value in state.items()]
+    return sum(value.nbytes for name, value in kept if name != "step" and isinstance(value, torch.Tensor))
 
 
 def groups(rank: int) -> dict[str, Any]:
