@@ -15,7 +15,7 @@ from ddp_prof.bucket_assignment import bucket_bytes
 from ddp_prof.capture.job import choose_nsys
 from ddp_prof.capture.processes import hold_folder, run_tethered
 from ddp_prof.capture.variant import capture, read_plan
-from ddp_prof.errors import DdpProfError, UsageError, printable
+from ddp_prof.errors import DdpProfError, UsageError, printable, shell_quote
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.launch import run_program
 from ddp_prof.variants import BASELINE, BUCKETED, VARIANT_NAMES
@@ -186,12 +186,13 @@ def profile_all(environ: dict[str, str]) -> int:
     is_drawn = draw(found, figures, is_forced=environ.get("FORCE") == "1")
     print(flush=True)
     code, _ = run_tethered([str(DDP_PROF), "compare", *map(str, found)])
-    study = f" and {figures}/results.md" if (figures / "results.md").exists() else ""
+    study = figures / "results.md"
     example = "overlap" if "overlap" in names else next(iter(names))
-    files = " ".join(map(str, traces_of(example, traces)))
+    files = " ".join(map(shell_quote, traces_of(example, traces)))
+    activate = shell_quote(f"{environ.get('VENV') or '.venv'}/bin/activate")
     print(
-        f'\nNext, after "source {environ.get("VENV") or ".venv"}/bin/activate":\n'
-        f"  open {figures}/index.html{study}\n"
+        f'\nNext, after "source {activate}":\n'
+        f"  open {shell_quote(figures / 'index.html')}{f' and {shell_quote(study)}' if study.exists() else ''}\n"
         f"  ddp-prof overlap {files} --steps\n  ddp-prof timeline {files} -o timeline.html"
     )
     if failed := len(captures) - len(names) + (not is_trained) + (not is_drawn) + (code != 0):

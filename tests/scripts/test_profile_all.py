@@ -98,7 +98,7 @@ def test_all_variants_in_the_order_of_the_story_and_once(machine: Machine) -> No
     calls = [call for call in machine.calls if call.startswith("ddp-prof")]
     assert calls == [f"ddp-prof report {files} -o {machine.folder}/figures", f"ddp-prof compare {files}"]
     assert "THE TABLE" in said
-    assert f"  ddp-prof overlap {traces}/overlap.sqlite --steps" in said
+    assert f"  ddp-prof overlap '{traces}/overlap.sqlite' --steps" in said
 
     _, said, _ = run(machine)
     assert "[9/9] fsdp ... up to date" in said
