@@ -36,6 +36,7 @@ def list_captures(environ: Mapping[str, str]) -> list[list[str]]:
     found: list[list[str]] = []
     for variant in variants:
         if variant != BUCKETED:
+            read_plan([variant], environ)  # a wrong name is an error now, not after the captures before it
             found.append([variant])
             continue
         captured: dict[tuple[int, ...], str] = {}
