@@ -56,7 +56,19 @@ class ShardBucket(GradientBucket):
         self._stale: set[int] = set()  # slots whose part of the shard's gradient was dropped since the last reduction
         self._zeroed: set[int] = set()  # those of them that were set to zeros, which is a gradient, and not to ``None``
         self.idle = Idle(self.shard, self._own_slices)
+        self._own_tensors = self._count_tensors()
         self._note_version()
+
+    def _count_tensors(self) -> int:
+        """Return how many tensors lie in the memory of the parameters."""
+        return torch._C._storage_Use_Count(self._flat.untyped_storage()._cdata)
+
+    def has_aliases(self) -> bool:
+        """Whether the program has tensors in the memory of the parameters, such as ``data`` or those of a state dict.
+
+        What reads them does not wait for an all-gather, as the parameters themselves do.
+        """
+        return self._count_tensors() > self._own_tensors
 
     def _note_version(self) -> None:
         """Note the state of the shard's values, to notice later changes."""

@@ -92,7 +92,8 @@ class ShardedDDP(ReducingVariant):
     :data:`NOT_BY_ELEMENT`, and others of which a try shows it, raise CommunicationError at their step; so do, at
     construction, parameters that share memory. Only an optimizer's step may change the parts.
 
-    After a step, reading a parameter waits for its all-gather, through its module or from a list of your own.
+    After a step, reading a parameter waits for its all-gather, through its module or from a list of your own. While a
+    program keeps tensors that share memory with parameters, as ``data`` or a state dict does, the step itself waits.
 
     A parameter that no rank used in a step is left as it is. If it is used later, SGD goes on as in one process, but
     the step of an optimizer that counts its steps (Adam) raises CommunicationError: with ``find_unused_parameters`` on
@@ -221,10 +222,11 @@ class ShardedDDP(ReducingVariant):
             self.wait_for_parameters()  # those of an optimizer that this one has called
             for bucket in self._reducer.buckets:
                 bucket.idle.after_step()
+            has_aliases = any(bucket.has_aliases() for bucket in self._reducer.buckets)  # before a message is one
             # The last bucket holds the first layers, which the next forward needs first.
             for bucket in reversed(self._reducer.buckets):
                 self._gathers.add(bucket.index, bucket.parameters, bucket.gather())
-            if self._is_scripted:
+            if self._is_scripted or has_aliases:
                 self.wait_for_parameters()
 
     def wait_for_parameters(self) -> None:

@@ -334,8 +334,34 @@ def held(rank: int) -> dict[str, Any]:
     return {"count": sizes.total() - len(buckets), "missing": Counter(used) - sizes, "used": len(used)}
 
 
+KEPT_OF_PARAMETERS: dict[str, Callable[[nn.Module], Any]] = {
+    "nothing": lambda module: None,
+    "a list": lambda module: [*module.parameters()],
+    "data": lambda module: [parameter.data for parameter in module.parameters()],
+    "a state dict": lambda module: module.state_dict(),
+    "an array": lambda module: module[0].weight.detach().numpy(),  # type: ignore[index]
+    "a graph": lambda module: module(torch.ones(1, 5)),
+}
+
+
+def in_flight(rank: int) -> list[str]:
+    """With what of the parameters in the hands of the program all-gathers are on their way after a step."""
+    found = []
+    for name, keep in KEPT_OF_PARAMETERS.items():
+        variant = make()
+        kept = keep(variant.module)
+        optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=1)
+        backward(variant, rank)
+        variant.finish_gradient_synchronization()
+        optimizer.step()
+        found += [name] * variant._gathers.is_pending
+        variant.wait_for_parameters()
+        del kept
+    return found
+
+
 def everything(rank: int) -> dict[str, Any]:
-    checks = (kept, accumulated, copies, left, compiled, refused, used_late, misused, gathered, held)
+    checks = (kept, accumulated, copies, left, compiled, refused, used_late, misused, gathered, held, in_flight)
     return {check.__name__: check(rank) for check in checks}
 
 
@@ -427,3 +453,10 @@ def test_parts_are_neither_clipped_nor_stepped_on_nor_changed_as_if_they_were_wh
         assert said["stepped by shares"].startswith("Cautious does not step element by element")
         for change in ("by hand", "by data"):
             assert "the other ranks do not have the change" in said[f"changed {change}"]
+
+
+def test_a_step_waits_for_its_all_gathers_where_the_program_has_aliases_of_parameters(
+    results: list[dict[str, Any]],
+) -> None:
+    """Averages of weights by a list of ``data`` read what was on its way. A parameter waits when it is read."""
+    assert [ranked["in_flight"] for ranked in results] == [["nothing", "a list"]] * 2
