@@ -14,7 +14,8 @@ for others: the other one may be late because it waited for this one in a third 
 the residual of the clocks, no rank is last. If clocks cannot be compared, there are no lags. The *cost* of a step is
 the largest time that another rank would gain if the last rank were not late, queues behind its waits included
 (:mod:`.lateness`); it is attributed to the last rank. In a capture without steps, each collective counts by itself. The
-cost of a rank is then the largest sum of another rank's exposed waits at the collectives where it arrived last.
+cost of a rank is then the largest sum of another rank's exposed waits at the collectives where it arrived last; it is
+not known if collectives queued behind hidden ones of these waits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_prof.analyze.collectives.lateness import measure_lateness
+from ddp_prof.analyze.collectives.lateness import find_queue, measure_lateness
 from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
@@ -128,7 +129,7 @@ class RankSkew(RankResult):
     cost_ns: int | None = column(
         "sum of the costs of the steps in which it had the largest lag; without steps, its cost in the capture",
         measure=lambda of: of.cost_ns,
-        null="the exposed time of some rank is not known",
+        null="the exposed time of some rank is not known; nothing was matched; collectives of no step queued for waits",
     )
     qualifier: str = column(
         "name of its file, if ranks of several files are called alike; else empty",
@@ -196,7 +197,7 @@ class RankSkew(RankResult):
     @derived(
         "what another rank would gain at most without the lag of this one, mean per step",
         key="costs_others_ms",
-        null="the exposed time of some rank is not known",
+        null="the exposed time of some rank is not known; nothing was matched; collectives of no step queued for waits",
         stays=USUALLY,
         in_document=False,
         after="mean_exposed_wait_ns",
@@ -313,10 +314,11 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
 
     def cost_of(rank: int) -> int | None:
         """Return what the rank with this index costs the others in the whole capture."""
-        if not knows_exposed:
+        if not knows_exposed or not len(matches):
             return None
-        of_rank = [one.cost_ns or 0 for one in steps if one.last == rank]
-        return sum(of_rank) if steps else _step_cost(waits[last == rank], rank)
+        if steps:
+            return sum(one.cost_ns or 0 for one in steps if one.last == rank)
+        return None if _delays_queues(run, last, rank) else _step_cost(waits[last == rank], rank)
 
     exposed_wait = waits[by_step if of_steps else slice(None)].sum(axis=0)
     arrivals = [
@@ -537,6 +539,21 @@ def _step_cost(waits_ns: Ints, late: int) -> int:
     ``waits_ns`` are the waits of the ranks (columns) at the collectives (rows) at which the late rank arrived last.
     """
     return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
+
+
+def _delays_queues(run: RunAnalysis, last: Ints, late: int) -> bool:
+    """Return whether a collective of another rank queued behind one that waited for the late rank beside compute.
+
+    Its wait costs what the queue is exposed, of which exposed waits do not tell. ``last`` is the index of the rank that
+    arrives last at each match.
+    """
+    for index, rank in enumerate(run.ranks):
+        rows = run.matches.rows[last == late, index]
+        rows = rows[rows != UNKNOWN]
+        hides = run.waits_ns[index][rows] > run.exposures[index].exposed_wait_ns[rows]
+        if index != late and np.isin(find_queue(rank.timings).before, rows[hides]).any():
+            return True
+    return False
 
 
 def _straggler(times_last: Sequence[int]) -> int | None:
