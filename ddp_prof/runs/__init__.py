@@ -275,9 +275,8 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
     """Join runs into one; return the joined run for each of them, or an empty dictionary if they do not fit together.
 
     They fit if no rank occurs twice and all ranks have as many collectives of each operation. Where they were recorded
-    at one time or, if their times are not known, where ``names_tell`` that they belong together, it is enough that they
-    have as many in most steps that both recorded: one of them may have lost some. ``why`` is the reason to join them,
-    which becomes a note.
+    at one time, or ``names_tell`` that they belong together, it is enough that they have as many in most steps that
+    both recorded: one of them may have lost some. ``why`` is the reason to join them, which becomes a note.
     """
     of_ranks = [run.identities() for run in runs]
     numbers = [rank for run in of_ranks for rank, *_ in run if rank is not None]
@@ -285,11 +284,14 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
         return {}
     times = [times_ns for run in of_ranks for *_, times_ns in run]
     known = [times_ns for times_ns in times if times_ns]
-    are_at_once = max(known)[0] <= min(end for _, end in known) if len(known) == len(times) > 0 else names_tell
+    are_at_once = len(known) == len(times) > 0 and max(known)[0] <= min(end for _, end in known)
     counts = [[of_rank for _, _, of_rank, _ in run] for run in of_ranks]
     if not all(
         len(own) == len(counts[0])
-        and all(_communicate_alike(*pair, in_most_steps=are_at_once) for pair in zip(own, counts[0], strict=True))
+        and all(
+            _communicate_alike(*pair, in_most_steps=names_tell or are_at_once)
+            for pair in zip(own, counts[0], strict=True)
+        )
         for own in counts
     ):
         _keep_apart(runs, why, "they differ in their collectives; --one-run joins them")
