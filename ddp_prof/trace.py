@@ -336,8 +336,9 @@ class Trace(Brief):
 
     @property
     def device(self) -> str:
-        """``cuda``, or :attr:`platform`, if the trace holds activities of a device, else ``cpu``."""
-        return self.platform if len(self.activities) else "cpu"
+        """``cuda``, or :attr:`platform`, if the trace holds activities of a device, or launches; else ``cpu``."""
+        launches = self.is_launch is not None and bool(self.is_launch.any())
+        return self.platform if launches or len(self.activities) else "cpu"
 
     @cached_property
     def processes(self) -> tuple[int, ...]:

@@ -47,6 +47,7 @@ from ddp_prof.analyze.result_bases import (
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
 from ddp_prof.analyze.why_unknown import (
+    LOST,
     NO_COMMUNICATION,
     NOT_TIMED,
     NOTHING,
@@ -408,7 +409,10 @@ class TraceOverlap(FrameResult):
                 ],
             ),
             (apart, [rank.name for rank in self.ranks if rank.clocks_disagree and rank.lengths_ns]),
-            (unfollowed, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
+            (
+                unfollowed,
+                [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns and rank.reason != LOST],
+            ),
         ):
             if about and any(rank.marked_steps for rank in self.ranks):
                 found.append(text if len(about) == len(self.ranks) else f"{', '.join(about)}: {text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -103,3 +104,14 @@ def test_of_several_files_the_one_that_lacks_it_is_named(tmp_path: Path) -> None
     whole[1].write_text(json.dumps(empty))
     document = json.loads(run("overlap", *whole, "--one-run", "--format", "json").stdout)
     assert document["missing"].startswith("x_rank1.json: this capture is empty: ")
+
+
+def test_of_a_device_whose_activities_were_all_lost_the_device_is_told_and_no_length(tmp_path: Path) -> None:
+    """It was 'device: cpu', with steps as long as the host's ranges: 5 of 79 ms."""
+    path = write_capture(tmp_path / "x.sqlite", known_truth())
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    said = run("summary", path).stdout
+    assert "device: cuda" in said
+    assert "the launches of this process have no activities: the profiler lost them" in said
+    assert not re.search(r"^step|\d ms", said, re.MULTILINE)

@@ -228,11 +228,14 @@ class RankEvents(Brief):
             return empty(StepTimes)
         phases = empty(Phases) if self.clocks_disagree else self.phases
         times = measure_step_times(self.steps, phases, self.union_of, self.device_steps if self.runs_ahead else None)
-        if self.follows_lost is None or self.runs_ahead or not self.lead.outside_ns:
+        if self.is_lost:  # whether the host waited for the device is not known, nor what ran in its ranges
+            lost = np.ones(len(self.steps), np.bool_)
+        elif self.follows_lost is None or self.runs_ahead or not self.lead.outside_ns:
             return times
-        # Work of a step may reach into the host's range of the next step. That of an incomplete step was not recorded,
-        # so what ran in the range of the step after it is not known.
-        lost = self.follows_lost
+        else:
+            # Work of a step may reach into the host's range of the next step. That of an incomplete step was not
+            # recorded, so what ran in the range of the step after it is not known.
+            lost = self.follows_lost
         parts = {name: np.where(lost, 0, getattr(times, name)) for name in StepTimes.__dataclass_fields__}
         parts |= {
             "start_ns": np.where(lost, NO_TIME, times.start_ns),

@@ -10,7 +10,7 @@ from ddp_prof.analyze.cost import RankCost, RunCost
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
-from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION
 from ddp_prof.columns import Row, document_of, table_columns, table_rows
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import outliers_text
@@ -89,7 +89,7 @@ def _rows(result: TraceOverlap, *, by_step: bool, most: int | None = None) -> li
             **({"node": rank.node} if has_nodes else {}),
             "rank": rank.rank,
             "process": rank.process,
-            "device": "cpu" if rank.device is None else rank.device,
+            "device": "cpu" if rank.device is None and rank.reason != LOST else rank.device,
         }
         of_step: Row = {"step": of.step} if isinstance(of, StepOverlap) else {}
         rows.append({**identity, **of_step, **figures, **_communication_not_recorded(rank, of)})
