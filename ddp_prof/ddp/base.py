@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ddp_prof import annotate
-from ddp_prof.ddp.collective import check_rank_consistency
+from ddp_prof.ddp.collective import check_group, check_rank_consistency
 from ddp_prof.errors import CommunicationError
 
 
@@ -59,7 +59,7 @@ class DataParallel(torch.nn.Module, ABC):
         ``schedule`` holds the options that determine the communication, by name. Raises CommunicationError.
         """
         super().__init__()
-        _check_initialized()
+        check_group(process_group)
         if torch.is_inference_mode_enabled():
             raise CommunicationError(
                 "nothing can be trained that is made under torch.inference_mode(): wrap outside of it"
@@ -217,7 +217,7 @@ class DataParallel(torch.nn.Module, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's omission
-        _check_initialized()
+        check_group(self.process_group)
         self._set_up()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
@@ -298,11 +298,6 @@ class Layouts:
                     f"parameter {name!r} was converted or moved after the variant was made: its {field} was "
                     f"{getattr(layout, field)} and is {getattr(now, field)}: convert the module first, then wrap it"
                 )
-
-
-def _check_initialized() -> None:
-    if not dist.is_initialized():
-        raise CommunicationError("there is no process group: call torch.distributed.init_process_group() first")
 
 
 class CommunicationClock:

@@ -264,6 +264,17 @@ class TensorSpec(NamedTuple):
     requires_grad: bool
 
 
+def check_group(group: dist.ProcessGroup | None) -> None:
+    """Raise CommunicationError if there is no process group, or if this rank is no member of ``group``."""
+    if not dist.is_initialized():
+        raise CommunicationError("there is no process group: call torch.distributed.init_process_group() first")
+    if dist.get_rank(group) < 0:
+        raise CommunicationError(
+            f"rank {dist.get_rank()} is no member of the process group that it was given: give each rank a group of "
+            "its own, or let only members train in it"
+        )
+
+
 def check_rank_consistency(
     module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None
 ) -> None:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from ddp_prof.bucket_assignment import assign_buckets
 from ddp_prof.ddp.collective import (
     TensorSpec,
+    check_group,
     compare_with_rank_0,
     describe_tensor,
     find_difference,
@@ -62,6 +63,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         process_group: dist.ProcessGroup | None = None,
         **kwargs: Any,
     ) -> None:
+        check_group(process_group)
         closure = inspect.signature(optimizer_cls.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ValueError(

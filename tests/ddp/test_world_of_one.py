@@ -51,6 +51,18 @@ def test_parameters_are_those_of_the_module(key: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_group_of_other_ranks_is_refused() -> None:
+    others: Any = dist.GroupMember.NON_GROUP_MEMBER  # what new_group() returns where this rank is not in it
+    model = torch.nn.Linear(2, 2)
+    for make in (
+        lambda: NaiveDDP(model, process_group=others),
+        lambda: ShardedOptimizer(model.parameters(), torch.optim.SGD, process_group=others),
+    ):
+        with pytest.raises(CommunicationError, match="rank 0 is no member of the process group that it was given"):
+            make()
+
+
+@pytest.mark.usefixtures("alone")
 def test_nothing_to_train_is_nothing_to_send() -> None:
     variant = NaiveDDP(torch.nn.Linear(2, 2).requires_grad_(False), find_unused_parameters=True)
     variant.finish_gradient_synchronization()
