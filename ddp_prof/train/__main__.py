@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ddp_prof.atomic_file import is_stream, refuse_protected
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.train.arguments import Arguments, parse_arguments
 from ddp_prof.train.launch import die_with_launcher, launch, leave_failure, run_program
@@ -31,14 +32,16 @@ def main() -> int:
 def clear_outputs(arguments: Arguments) -> None:
     """Make the folders of the output files, and remove an old ``run.json``: with it this run would look finished.
 
-    Raises WorkloadError if that is not possible.
+    A device or a pipe stays. Raises WorkloadError if that is not possible, TraceError if a capture is there.
     """
     paths = [path for path in (arguments.run_json, arguments.kineto) if path is not None]
     try:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
         if arguments.run_json is not None:
-            arguments.run_json.unlink(missing_ok=True)
+            refuse_protected(arguments.run_json)
+            if not is_stream(arguments.run_json):
+                arguments.run_json.unlink(missing_ok=True)
     except OSError as error:
         raise WorkloadError(f"cannot write {error.filename}: {error.strerror}") from error
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from ddp_prof.errors import TraceError
+from ddp_prof.train.__main__ import clear_outputs
 from ddp_prof.train.arguments import make_parser, parse_arguments
 
 
@@ -51,3 +56,16 @@ def test_bucket_size(argv: list[str], cap: float | None) -> None:
 def test_the_help_says_whose_batch_it_is() -> None:
     text = " ".join(make_parser().format_help().split())
     assert "of all ranks together; must be a multiple of the number of ranks" in text
+
+
+def test_of_outputs_of_an_earlier_run_only_a_run_json_is_removed(tmp_path: Path) -> None:
+    """``--run-json /dev/null`` deleted the device, as root, and a database of that name went like an old run.json."""
+    old, pipe, capture = (tmp_path / name for name in ("old.run.json", "pipe", "capture.sqlite"))
+    old.write_text("{}")
+    os.mkfifo(pipe)
+    capture.write_bytes(b"SQLite format 3\0")
+    for path in (old, pipe):
+        clear_outputs(parse_arguments(["--variant", "flat", "--run-json", str(path)]))
+    with pytest.raises(TraceError, match="a capture or a database is there"):
+        clear_outputs(parse_arguments(["--variant", "flat", "--run-json", str(capture)]))
+    assert [path.exists() for path in (old, pipe, capture)] == [False, True, True]
