@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddp_prof.atomic_file import is_stream
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.range_names import PROCESS, STEP, parse_range
 from ddp_prof.train.arguments import at_least
@@ -176,10 +177,12 @@ def trim_capture(big: Path, small: Path, steps: int, share: bool = False) -> Non
     """Write ``small`` with the last measured ``steps`` of ``big``; ``share`` leaves out what tells of the machine.
 
     Raises:
-        TraceError: ``big`` is not a capture of this toolkit, or both are the same file.
+        TraceError: ``big`` is not a capture of this toolkit, both are the same file, or ``small`` is a device or pipe.
     """
     if small.exists() and big.exists() and small.samefile(big):
         raise TraceError(big, "it would be written over itself", "give the smaller one another name")
+    if is_stream(small):
+        raise TraceError(small, "it is no file, and would be deleted", "give the smaller one a name of its own")
     try:
         if big.suffix == ".sqlite":
             trim_sqlite(big, small, steps, share)

@@ -165,6 +165,7 @@ def test_a_link_to_the_capture_is_the_capture(tmp_path: Path, link: Callable[[Pa
         ("bad.json", b"bytes", "small.json", "Expecting value"),
         ("list.json", b"[]", "small.json", "it cannot be trimmed"),
         ("same.json", b"bytes", "same.json", "it would be written over itself"),
+        ("bad.sqlite", b"bytes", "/dev/stdout", "it is no file, and would be deleted"),
     ],
 )
 def test_what_cannot_be_trimmed_is_one_line(
