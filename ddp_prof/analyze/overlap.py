@@ -34,6 +34,7 @@ from ddp_prof.analyze.quality import (
     measure_attribution,
     merge_attributions,
     merge_file_warnings,
+    warn_silent_steps,
     warn_world_sizes,
 )
 from ddp_prof.analyze.result_bases import (
@@ -522,17 +523,24 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """Return one result for the files of a run, from the results of the single files."""
     parts = [(result.trace, rank) for result in results for rank in result.ranks]
     raised, notes = align_unnumbered_steps([_last_ends(file, rank) for file, rank in parts])
-    ranks = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]
+    moved = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]
+    ranks = disambiguate(moved, [file for file, _ in parts])
     names = distinct_names(result.trace for result in results)
+    counts = {
+        rank.name: {step.step_key: step.collectives for step in rank.steps if step.step_key is not None}
+        for rank in ranks
+        if rank.collectives
+    }
     return replace(
         results[0],
         device=device_of(result.device for result in results),
         attribution=merge_attributions([result.attribution for result in results]),
-        ranks=disambiguate(ranks, [file for file, _ in parts]),
+        ranks=ranks,
         files=len(results),
         warnings=(
             *notes,
             *warn_world_sizes(result.world_size for result in results),
+            *warn_silent_steps(counts),
             *merge_file_warnings([(names[result.trace], result.warnings) for result in results]),
         ),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_launches
+from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_launches, name_steps
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.why_unknown import WAITED_FOR, count_messages, named_collectives
@@ -223,7 +223,7 @@ _RECORDED_WRONGLY = (
     "clocks of host and device disagree|impossible end|may have run beside|still open when the recording|"
     "duplicate (collective|event|activit)|have no start|takes no time, which|no time was recorded|"
     "ending after later ones|no end, or one before|is taken for a rank|itself reports|figures per step leave it out|"
-    "disagree on the number of ranks|are not in this trace"
+    "disagree on the number of ranks|are not in this trace|the profiler may have lost them"
 )
 _UNCERTAIN = (  # by a tenth of the time or more
     r"at work in \d\d.*times are uncertain|looks like a collective's|not representative|"
@@ -242,6 +242,26 @@ def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
     numbers = ", ".join(map(str, known))
     warning = f"the traces disagree on the number of ranks in the job ({numbers}): they may be of different jobs"
     return (warning,) if len(known) > 1 else ()
+
+
+def warn_silent_steps(counts: Mapping[str, Mapping[int, int]]) -> Iterator[str]:
+    """Yield a warning for each rank that has no collective in a step in which all others have some.
+
+    A step that accumulates gradients has none on any rank. A rank that has none in most steps communicates with others
+    than these, so there is no warning.
+
+    Args:
+        counts: For each rank, by its name, the number of its collectives by the key of the step.
+    """
+    communicating = Counter(key for of_rank in counts.values() for key, number in of_rank.items() if number)
+    for name, own in counts.items():
+        silent = [key for key, number in own.items() if not number and 0 < communicating[key] == len(counts) - 1]
+        if 0 < 2 * len(silent) < len(own):
+            steps = name_steps([f"step {key}" for key in own], np.isin([*own], silent))
+            yield (
+                f"{name}: no collective was recorded in {steps}, in which all other ranks have some: the profiler may "
+                "have lost them"
+            )
 
 
 def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics:

@@ -8,7 +8,7 @@ import pytest
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.quality import changes_reading, diagnose, merge_file_warnings
+from ddp_prof.analyze.quality import changes_reading, diagnose, merge_file_warnings, warn_silent_steps
 from ddp_prof.analyze.why_unknown import EMPTY, GRAPHS, NO_COMMUNICATION, NO_DURATIONS, reason_of_run
 from ddp_prof.table import select
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Trace, concatenate, empty
@@ -174,3 +174,13 @@ def test_graphs_recorded_whole_are_no_idle_gpu() -> None:
     (rank,) = measure_overlap(trace).ranks
     assert (rank.overlap_ratio, rank.steps[0].idle_ns, rank.steps[0].compute_only_ns) == (None, None, None)
     assert "CUDA graphs" in (rank.reason or "")
+
+
+def test_a_step_without_the_collectives_of_all_other_ranks_is_doubted() -> None:
+    """Their kernels and calls were lost: 'communication 0.0 ms' of one step, and no word. Step 2 accumulates."""
+    whole = {0: 3, 1: 3, 2: 0, 3: 3}
+    (warning,) = warn_silent_steps({"rank 0": whole | {1: 0}, "rank 1": whole, "rank 2": whole})
+    assert warning.startswith("rank 0: no collective was recorded in step 1, in which all other ranks have some")
+    assert changes_reading(warning)
+    assert not [*warn_silent_steps({"rank 0": whole, "rank 1": dict.fromkeys(whole, 0)})]
+    assert not [*warn_silent_steps({"rank 0": whole})]
