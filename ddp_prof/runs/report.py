@@ -34,8 +34,8 @@ OF_EACH_KERNEL = frozenset({"kernels", "contention", "device use", "structure"})
 """The measures that look at each kernel and its launch shape; their results may have a row per kernel."""
 
 LEAST_BESIDE, MOST_BESIDE = 1 << 18, 6 << 20
-"""The kernels of a report with so many events are measured in a thread of their own. Fewer events are mostly Python's
-work, one thread at a time; more would take too much memory at once."""
+"""A report with so many events is measured by two threads. Fewer events are mostly Python's work, one thread at a time;
+more would take too much memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def load_events(file: Path, options: LoadOptions) -> TraceEvents:
     _warn_of_memory(file)
     with naming_limits(file):
         trace = load_trace(file, options)
-        return TraceEvents(trace, find_rank_events(trace, options.step_range, options.backward_range))
+        beside = _pays_to_share(len(trace.activities))  # nearly all measures need the dependencies
+        return TraceEvents(trace, find_rank_events(trace, options.step_range, options.backward_range, beside=beside))
 
 
 def measure_report(
@@ -163,7 +164,7 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     """
     trace, ranks, results = part.trace, part.ranks, dict[str, Any]()
     steps = kernels = facts = None
-    if LEAST_BESIDE <= sum(len(rank.events) for rank in ranks) <= MOST_BESIDE and count_cores() > 1:
+    if _pays_to_share(sum(len(rank.events) for rank in ranks)):
         # A second thread finds what filled the steps, which the overlap needs in the end, and then compares kernels:
         # about half of the work.
         filled = partial(_fill_steps, ranks if "overlap" in measures else ())
@@ -196,6 +197,11 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     if facts:
         results["facts"] = facts.result()
     return results | (kernels.result() if kernels else _measure_kernels(ranks, {*measures} - {"contention"}))
+
+
+def _pays_to_share(events: int) -> bool:
+    """Return whether a report with so many events is measured faster by two threads."""
+    return LEAST_BESIDE <= events <= MOST_BESIDE and count_cores() > 1
 
 
 def _measure_ranks(measure: str, ranks: Sequence[RankEvents]) -> list[Any]:

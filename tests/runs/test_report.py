@@ -1,4 +1,4 @@
-"""Measuring one report: kernels, and facts of the doctor, in threads of their own."""
+"""Measuring one report: kernels, dependencies, and facts of the doctor, in threads of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddp_prof.analyze.core import trace_ranks
 from ddp_prof.analyze.doctor import evidence
 from ddp_prof.analyze.kernels import kernel_times
 from ddp_prof.errors import TraceError
@@ -27,7 +28,8 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("command", "module", "name"),
     [(command, kernel_times, "find_kernel_runs") for command in ("overlap", "summary", "kernels")]
-    + [("summary", evidence, "measure_facts")],
+    + [("summary", evidence, "measure_facts")]
+    + [("overlap", trace_ranks, "find_dependencies")],
 )
 @pytest.mark.parametrize(
     ("cores", "least", "most", "is_beside"),

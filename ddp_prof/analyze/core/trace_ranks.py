@@ -26,6 +26,7 @@ from ddp_prof.analyze.core.recording import LEAST_ALIKE, find_recording
 from ddp_prof.analyze.core.steps import Steps, describe_ranges, find_phases, find_steps
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PHASES, PROCESS, parse_ranges
+from ddp_prof.threads import in_thread
 from ddp_prof.trace import (
     NO_TIME,
     UNKNOWN,
@@ -53,7 +54,11 @@ def _find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
 
 
 def find_rank_events(
-    trace: Trace, step_range: str | None = None, backward_range: str | None = None
+    trace: Trace,
+    step_range: str | None = None,
+    backward_range: str | None = None,
+    *,
+    beside: bool = False,
 ) -> tuple[RankEvents, ...]:
     """Return the ranks of a trace, ordered by rank, process and device, without warm-up and incomplete steps.
 
@@ -61,6 +66,8 @@ def find_rank_events(
         trace: The trace.
         step_range: The user's regular expression for the names of steps; ``None`` for the usual names.
         backward_range: The same for the names of backward.
+        beside: Whether a second thread finds the dependencies of the trace meanwhile; else they are found when they are
+            first asked for.
 
     Raises:
         TraceError: One of the two expressions matches no range.
@@ -70,7 +77,8 @@ def find_rank_events(
     # The devices that compute or communicate; a process may use others only for copies.
     working = {(process, device) for process, device, category, _ in launches if category != Category.MEMORY}
     found: list[RankEvents] = []
-    dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
+    # All ranks share the dependencies.
+    dependencies = in_thread(find_dependencies, trace).result if beside else cache(partial(find_dependencies, trace))
     for process in sorted({*trace.processes, *on_devices}):
         builder = _Builder(trace, process, step_range, backward_range, launches, dependencies)
         if process in on_devices:
