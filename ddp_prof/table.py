@@ -322,9 +322,11 @@ def _compact(codes: Ints, values: int) -> tuple[Ints, int]:
 def count_before(group: Ints) -> Ints:
     """Return for each row how many rows of its group come before it."""
     order = np.argsort(group, kind="stable")  # groups one after another, the rows of a group in their order
-    first = np.searchsorted(group[order], group[order])
+    first = np.flatnonzero(begins_run(group[order]))
+    nth = np.arange(len(group))
+    nth -= np.repeat(first, np.diff(first, append=len(group)))
     found = np.empty(len(group), np.int64)
-    found[order] = np.arange(len(group)) - first
+    found[order] = nth
     return found
 
 

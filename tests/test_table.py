@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof import table
-from ddp_prof.table import UNKNOWN, are_repeated, begins_run, distinct_rows, is_among, positions
+from ddp_prof.table import UNKNOWN, are_repeated, begins_run, count_before, distinct_rows, is_among, positions
 
 VALUES = st.integers(-3, 3) | st.sampled_from((-(2**62), 2**21, 2**62))
 ROWS = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=20))
@@ -40,6 +40,12 @@ def test_a_run_begins_where_any_column_differs(rows: list[tuple[int, ...]]) -> N
 def test_a_row_is_repeated_that_is_equal_to_an_earlier_one(rows: list[tuple[int, ...]]) -> None:
     repeated = are_repeated(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
     assert repeated.tolist() == [row in rows[:at] for at, row in enumerate(rows)]
+
+
+@given(st.lists(st.integers(-2, 9)))
+def test_each_row_tells_how_many_of_its_group_come_before_it(group: list[int]) -> None:
+    counted = [group[:at].count(one) for at, one in enumerate(group)]
+    assert count_before(np.array(group, np.int64)).tolist() == counted
 
 
 @given(st.lists(st.integers(-2, 9)), st.lists(st.integers(-2, 9)))
