@@ -193,9 +193,9 @@ class GradientBucket:
         gradient, placeholder = self.parameters[slot].grad, self._placeholders[slot]
         if gradient is placeholder:
             return placeholder.is_zeroed, placeholder.added
-        # ``grad`` is another tensor or ``None``. Only with ``create_graph`` did autograd itself put a new tensor there;
-        # otherwise ``zero_grad()`` set it to ``None``, and what is there now came later.
-        return not placeholder.is_replaced, gradient
+        # ``grad`` is another tensor or ``None``. Only with ``create_graph`` did autograd itself put a new tensor there,
+        # maybe after zeros; otherwise ``zero_grad()`` set it to ``None``, and what is there now came later.
+        return placeholder.is_zeroed or not placeholder.is_replaced, gradient
 
     def _require_dense(self, slot: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Return the gradient, or ``None`` if it is sparse.

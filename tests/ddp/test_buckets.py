@@ -294,6 +294,19 @@ def test_what_a_backward_with_a_graph_adds_stands_in_its_place(weight: nn.Parame
     assert torch.equal(weight.grad.detach(), torch.tensor([3.0, 4.0]))
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_zeros_drop_what_was_taken_also_before_a_backward_with_a_graph() -> None:
+    """Under ``sharded`` the gradient of the step before counted again."""
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    weight.grad = torch.ones(2)
+    bucket = GradientBucket(0, [weight])
+    bucket.take(0, SCALE)
+    ZERO["module"](weight)
+    (weight * torch.tensor([3.0, 4.0])).sum().backward(create_graph=True)
+    is_dropped, late = bucket.take_late(0)
+    assert (is_dropped, late.tolist()) == (True, [3.0, 4.0])  # type: ignore[union-attr]
+
+
 READ: dict[str, Callable[[nn.Parameter], object]] = {
     "torch's clipping": lambda weight: nn.utils.clip_grad_norm_([weight], 1.0),
     "a norm": lambda weight: weight.grad.norm(),
