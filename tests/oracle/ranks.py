@@ -108,6 +108,8 @@ class Rank:
     """Whether communication of steps that do not count takes any time."""
     is_silent: bool = False
     """Whether nothing of it communicates, in no step."""
+    is_lost: bool = False
+    """Whether it launched work, and none of it was recorded."""
     at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
     """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
     operations: list[Event] | None = None
@@ -374,6 +376,7 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         is_unnamed and trace.world_size != 1,
         any(e.category == Category.COMMUNICATION and e.end > e.start for e in events if e not in counted),
         is_silent,
+        device is None and len(lost) > 0 and len(lost) == len(launches_of(trace, process)),
         ranges=ranges,
         backward_ranges=backward,
     )  # fmt: skip

@@ -138,6 +138,8 @@ def step_of_work(rank: Rank, event: Event) -> Step | None:
 
 def window_of_length(rank: Rank, step: Step) -> set[int] | None:
     """The instants of a step: its host's range, or all until the next one's first work; ``None`` if it is not known."""
+    if rank.is_lost:
+        return None
     if not runs_ahead(rank):
         before = rank.all_steps[: rank.all_steps.index(step)][-1:]
         reaches_out = any(not one.start <= time < one.end for one, time in work_of_steps(rank))
