@@ -199,13 +199,15 @@ class RankEvents(Brief):
             work_ns += int((last_ns - first_ns).sum())
             inside = np.minimum(last_ns, steps.end_ns[own]) - np.maximum(first_ns, steps.start_ns[own])
             within_ns += int(np.maximum(0, inside).sum())
-        # By step: held_ns; by gap between two steps: between_ns.
-        every = self.including_warmup.events
-        on_device = rows_of(every.activity != UNKNOWN)
-        held_ns = covered_by_each(every.start_ns[on_device], every.end_ns[on_device], steps.start_ns, steps.end_ns)
+        # By step: held_ns; by gap between two steps: between_ns. Columns of all events are held no longer than needed.
+        del rows, step
         next_ns = np.append(steps.start_ns[1:], NO_TIME)
         is_apart = np.flatnonzero(self.is_followed & (next_ns > steps.end_ns))
         between_ns = covered_by_each(start, end, steps.end_ns[is_apart], next_ns[is_apart])
+        del start, end
+        every = self.including_warmup.events
+        on_device = rows_of(every.activity != UNKNOWN)
+        held_ns = covered_by_each(every.start_ns[on_device], every.end_ns[on_device], steps.start_ns, steps.end_ns)
         sums = (int(column.sum()) for column in (between_ns, held_ns, followed))
         return Lead(work_ns, work_ns - within_ns, *sums)
 
