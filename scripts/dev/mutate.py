@@ -9,7 +9,8 @@ each of them reaches; then those that reach its line run on a change, the neares
 process of its own says nothing: for a line that no test reaches, and for ``ddp``, the tests of the file's folder run.
 
 With ``--against``, the tests of another commit run on what those of this checkout do not notice, for instance of one
-before tests were dropped: what these notice alone was lost. Of its files only those run that differ, or draw examples.
+before tests were dropped: what these notice alone was lost. Of its tests only those run that this checkout has not, or
+not with the same text, and those that draw examples.
 With ``--keep``, the copies and what was measured stay in a folder, and the next call goes on with them.
 
 Prints a row a change: its number, place, line before and after, and the first test that fails. Exit: 1 if anything was
@@ -38,6 +39,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from coverage import CoverageData  # type: ignore[import-not-found, unused-ignore]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "ddp_prof"
@@ -128,18 +131,29 @@ def draw(root: Path, under: Sequence[str], seed: int, count: int) -> list[Change
     return random.Random(seed).sample(drawn, count)  # noqa: S311
 
 
-class Copy:
-    """A copy of the checkout, to be changed, with its own tests or with those of a commit."""
+def _data_of(measured: Path) -> CoverageData:
+    from coverage import CoverageData
 
-    def __init__(self, folder: Path, commit: str | None = None) -> None:
+    (data := CoverageData(str(measured))).read()
+    return data
+
+
+class Copy:
+    """A copy of the checkout, to be changed, with its own tests or with those of a commit.
+
+    Of the tests of a commit those count that are not among the checkout's, ``beside``.
+    """
+
+    def __init__(self, folder: Path, commit: str | None = None, beside: Copy | None = None) -> None:
         self.root = folder / "checkout"
+        self.beside = beside
         self.measured = folder / "reached.coverage"
         if not self.root.exists():
             self._fill(commit)
         if (ROOT.parent / "shared").exists() and not (folder / "shared").exists():
             (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
         names = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py"))
-        self.files = [name for name in names if not commit or self._is_other(name)]
+        self.files = [name for name in names if not beside or self._is_other(name, beside)]
         self.failing = dict[str, bool]()
         """Whether a test fails without a change."""
 
@@ -155,16 +169,37 @@ class Copy:
             with tarfile.open(fileobj=io.BytesIO(archive)) as file:
                 file.extractall(self.root, filter="data")
 
-    def _is_other(self, name: str) -> bool:
+    def _is_other(self, name: str, beside: Copy) -> bool:
         """Whether a test file can notice something that the checkout's does not."""
-        content = (self.root / name).read_bytes()
-        return b"@given" in content or not (ROOT / name).exists() or content != (ROOT / name).read_bytes()
+        content, other = (self.root / name).read_bytes(), beside.root / name
+        return b"@given" in content or not other.exists() or content != other.read_bytes()
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The text of each test that ran, with its decorators, without its parameters."""
+        functions: dict[str, dict[str, str]] = {}
+        texts: dict[str, str] = {}
+        for test in self.ran:
+            file, *_, name = test.partition("[")[0].split("::")
+            if file not in functions:
+                nodes = ast.walk(ast.parse((self.root / file).read_bytes()))
+                functions[file] = {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.FunctionDef)}
+            texts[test] = functions[file].get(name, "")
+        return texts
+
+    @cached_property
+    def ran(self) -> set[str]:
+        _ = self.reached  # measures, if nothing was measured
+        return {name.rpartition("|")[0] for name in _data_of(self.measured).measured_contexts() if name}
+
+    def can_notice(self, test: str) -> bool:
+        """Whether a test is none of those beside, has no text to compare, or draws examples, which may be others."""
+        text, beside = self.texts[test], self.beside
+        return not beside or not text or "@given" in text or beside.texts.get(test) != text
 
     @cached_property
     def reached(self) -> dict[str, dict[int, set[str]]]:
         """The tests that reach a line, by file of the package; of what a fixture runs, all tests of the test file."""
-        from coverage import CoverageData  # type: ignore[import-not-found, unused-ignore]
-
         if not self.measured.exists():
             places = (*UNDER, *OTHERS)
             files = [name for name in self.files if name.startswith(tuple(f"tests/{place}" for place in places))]
@@ -173,7 +208,7 @@ class Copy:
             (self.root / ".failed").write_text("\n".join(failed))
             (self.root / ".coverage").rename(self.measured)
         self.failing |= dict.fromkeys((self.root / ".failed").read_text().split("\n"), True)
-        (data := CoverageData(str(self.measured))).read()
+        data = _data_of(self.measured)
         tests = {name.rpartition("|")[0] for name in data.measured_contexts() if name}
         of_file: dict[str, set[str]] = {}
         for test in tests:
@@ -200,7 +235,9 @@ class Copy:
             return [name for name in self.files if name.startswith(f"tests/{place}/")]
         near = f"tests/{place}"
         parts = [f"tests/{place.parts[0]}", near]
-        return sorted(found, key=lambda test: (-sum(test.startswith(part) for part in parts), test))
+        return sorted(
+            filter(self.can_notice, found), key=lambda test: (-sum(test.startswith(part) for part in parts), test)
+        )
 
     def first_failure(self, change: Change) -> str | None:
         """Return the first test that fails with the change, and not without it."""
@@ -263,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in ("now", "before"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         now = Copy(folder / "now")
-        before = Copy(folder / "before", arguments.against) if arguments.against else None
+        before = Copy(folder / "before", arguments.against, now) if arguments.against else None
         for number, change in enumerate(draw(now.root, arguments.under, arguments.seed, arguments.count)):
             if arguments.only and number not in arguments.only:
                 continue
