@@ -50,6 +50,9 @@ OTHERS = ("cli", "runs", "present", "test_golden.py", "test_own_traces.py", "tes
 TEST_S, STAGE_S = 120, 3600
 """Time limits of one test and of all that run on a change; a change that ends in an endless loop is noticed, too."""
 
+NEAREST = 300
+"""So many tests run on a change before those of another commit; a line of the core is reached by thousands."""
+
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -239,11 +242,11 @@ class Copy:
             filter(self.can_notice, found), key=lambda test: (-sum(test.startswith(part) for part in parts), test)
         )
 
-    def first_failure(self, change: Change) -> str | None:
-        """Return the first test that fails with the change, and not without it."""
+    def first_failure(self, change: Change, among: slice = slice(None)) -> str | None:
+        """Return the first test that fails with the change, and not without it, ``among`` those to run on it."""
         file = self.root / change.path
         before = file.read_bytes()
-        tests = self.tests_of(change)
+        tests = self.tests_of(change)[among]
         while True:
             left = [test for test in tests if not self.failing.get(test)]
             if not left:
@@ -307,10 +310,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             source = (now.root / change.path).read_bytes()
             there = source[change.start : change.end].decode()
             print(f"{number}: {change.path}:{change.lines[-1]}: {there} -> {change.text}", flush=True)
-            killer = now.first_failure(change)
-            said = f"noticed by {killer}" if killer else "not noticed"
-            if not killer and before and (killer := before.first_failure(change)):
-                said = f"LOST: noticed before by {killer}"
+            killer = now.first_failure(change, slice(NEAREST))
+            # Nothing is lost where no test that is gone notices the change: the rest need not run.
+            gone = before.first_failure(change) if before and not killer else None
+            if not killer and (gone or not before):
+                killer = now.first_failure(change, slice(NEAREST, None))
+            said = (
+                "not noticed"
+                if not before
+                else f"noticed neither by the {NEAREST} nearest tests nor by one that is gone"
+            )
+            if killer:
+                said = f"noticed by {killer}"
+            elif gone:
+                said = f"LOST: noticed before by {gone}"
                 lost += 1
             print(f"    {said}", flush=True)
     return 1 if lost else 0
