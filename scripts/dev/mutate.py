@@ -47,7 +47,7 @@ PACKAGE = "ddp_prof"
 UNDER = ("analyze", "ingest", "present/tables", "ddp")
 OTHERS = ("cli", "runs", "present", "test_golden.py", "test_own_traces.py", "test_empty_trace.py", "test_variants.py")
 """Tests of what reads the results of another folder."""
-TEST_S, STAGE_S = 120, 3600
+TEST_S, STAGE_S = 400, 3600
 """Time limits of one test and of all that run on a change; a change that ends in an endless loop is noticed, too."""
 
 NEAREST = 300
