@@ -134,13 +134,6 @@ def draw(root: Path, under: Sequence[str], seed: int, count: int) -> list[Change
     return random.Random(seed).sample(drawn, count)  # noqa: S311
 
 
-def _data_of(measured: Path) -> CoverageData:
-    from coverage import CoverageData
-
-    (data := CoverageData(str(measured))).read()
-    return data
-
-
 class Copy:
     """A copy of the checkout, to be changed, with its own tests or with those of a commit.
 
@@ -192,8 +185,7 @@ class Copy:
 
     @cached_property
     def ran(self) -> set[str]:
-        _ = self.reached  # measures, if nothing was measured
-        return {name.rpartition("|")[0] for name in _data_of(self.measured).measured_contexts() if name}
+        return {name.rpartition("|")[0] for name in self.coverage.measured_contexts() if name}
 
     def can_notice(self, test: str) -> bool:
         """Whether a test is none of those beside, has no text to compare, or draws examples, which may be others."""
@@ -201,8 +193,10 @@ class Copy:
         return not beside or not text or "@given" in text or beside.texts.get(test) != text
 
     @cached_property
-    def reached(self) -> dict[str, dict[int, set[str]]]:
-        """The tests that reach a line, by file of the package; of what a fixture runs, all tests of the test file."""
+    def coverage(self) -> CoverageData:
+        """The lines that each test reaches; measured, if nothing was kept."""
+        from coverage import CoverageData
+
         if not self.measured.exists():
             places = (*UNDER, *OTHERS)
             files = [name for name in self.files if name.startswith(tuple(f"tests/{place}" for place in places))]
@@ -211,10 +205,15 @@ class Copy:
             (self.root / ".failed").write_text("\n".join(failed))
             (self.root / ".coverage").rename(self.measured)
         self.failing |= dict.fromkeys((self.root / ".failed").read_text().split("\n"), True)
-        data = _data_of(self.measured)
-        tests = {name.rpartition("|")[0] for name in data.measured_contexts() if name}
+        (data := CoverageData(str(self.measured))).read()
+        return data
+
+    @cached_property
+    def reached(self) -> dict[str, dict[int, set[str]]]:
+        """The tests that reach a line, by file of the package; of what a fixture runs, all tests of the test file."""
+        data = self.coverage
         of_file: dict[str, set[str]] = {}
-        for test in tests:
+        for test in self.ran:
             of_file.setdefault(test.partition("::")[0], set()).add(test)
         reached: dict[str, dict[int, set[str]]] = {}
         for file in data.measured_files():

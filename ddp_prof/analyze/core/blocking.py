@@ -258,14 +258,7 @@ def device_blocking(
     row_of = positions(events.activity, len(trace.activities))
     collectives = np.flatnonzero(events.category == Category.COMMUNICATION)
 
-    # The waits of the rank's streams. In a process with several devices, a call may have another device number than the
-    # activities, so the streams on which the rank's activities run count as well.
-    calls = trace.synchronizations
-    process, device = (column[is_mine][:1] for column in (trace.activities.process, trace.activities.device))
-    waits = dependencies.is_wait & (calls.process == process)
-    if np.any((trace.activities.process == process) & ~is_mine):
-        own_streams = distinct(dependencies.stream[is_mine])
-        waits &= (calls.device == device) | is_in(dependencies.call_stream, own_streams)
+    calls, waits = trace.synchronizations, _waits_of(trace, dependencies, is_mine)
     # Waits of which it is not known what they waited for, if they may concern the measured steps.
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
     is_doubtful &= _can_matter(trace, dependencies, is_mine, row_of != UNKNOWN)
@@ -302,9 +295,8 @@ def device_blocking(
     is_known[is_in(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
     reason = None
     if not is_complete:
-        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_needs=bool(tells_needs))
-        if reason == NO_CONSUMER and not len(found.unknown):
-            reason = NO_NODES
+        lacks_launch = len(found.unknown) > 0
+        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), bool(tells_needs), lacks_launch)
     elif not is_known[collectives].all():
         reason = NO_LAUNCH.format(len(step))
     coverage = DependencyCoverage(
@@ -325,6 +317,21 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _waits_of(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Mask:
+    """Return a mask of the synchronizations: the waits of the rank's streams.
+
+    In a process with several devices, a call may have another device number than the activities, so the streams on
+    which the rank's activities run count as well.
+    """
+    calls = trace.synchronizations
+    process, device = (column[is_mine][:1] for column in (trace.activities.process, trace.activities.device))
+    waits: Mask = dependencies.is_wait & (calls.process == process)
+    if np.any((trace.activities.process == process) & ~is_mine):
+        own_streams = distinct(dependencies.stream[is_mine])
+        waits &= (calls.device == device) | is_in(dependencies.call_stream, own_streams)
+    return waits
 
 
 def _of_graphs_that_compute(trace: Trace, collectives: Ints) -> Ints:
@@ -361,13 +368,20 @@ def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_coun
 
 
 def _reason(
-    trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask, unplaced: int, *, tells_needs: bool
+    trace: Trace,
+    waits: Mask,
+    dependencies: Dependencies,
+    is_doubtful: Mask,
+    unplaced: int,
+    tells_needs: bool,
+    lacks_launch: bool,
 ) -> str:
     """Return the first reason that applies why blocking is not known for all collectives.
 
     - ``waits``, ``is_doubtful``: Masks of the synchronizations: the waits of the rank's streams, and the doubtful ones.
     - ``unplaced``: Number of operations in steps whose position in the order of calls is unknown.
     - ``tells_needs``: Whether the trace shows at all what needs the collectives.
+    - ``lacks_launch``: Whether it lacks the launch of what waited for some of them.
     """
     if trace.sync_reason:
         return trace.sync_reason
@@ -381,7 +395,7 @@ def _reason(
         return NO_LAUNCH.format(unplaced)
     if not tells_needs:
         return NO_NEEDS
-    return NO_CONSUMER
+    return NO_CONSUMER if lacks_launch else NO_NODES
 
 
 def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
