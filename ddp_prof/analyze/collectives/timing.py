@@ -106,6 +106,8 @@ class CollectiveTimings(Table):
         group_size: Number of ranks in the communicator.
         sequence: Its number within the group, if the profiler recorded it and no other collective of the group has it.
         input_ns: End of its input, which is not after its start.
+        backward_begin_ns: First launch of compute in its pass of backward; not known in a capture without steps, and
+            where the clocks of host and device disagree.
         backward_end_ns: End of the last compute in its pass of backward; not known in a capture without steps.
         blocking_ns: How long streams (on a CPU: the host) stood still for it.
         slack_ns, held_by: See ``blocking.Consumers``.
@@ -129,6 +131,7 @@ class CollectiveTimings(Table):
     group_size: Ints
     sequence: Ints
     input_ns: Ints
+    backward_begin_ns: Ints
     backward_end_ns: Ints
     blocking_ns: Ints
     slack_ns: Ints
@@ -259,6 +262,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         group_size=np.where(recorded.group_id == UNKNOWN, take_or_unknown(ranges.group_size, row), recorded.group_size),
         sequence=np.where(_repeats(recorded, events.start_ns), UNKNOWN, recorded.sequence),
         input_ns=_input_ends(rank, events),
+        backward_begin_ns=_backward_begins(rank),
         backward_end_ns=rank.backward_end_of_operation_ns,
         **needs,
     )
@@ -286,6 +290,13 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         clocks_disagree=rank.clocks_disagree,
         begins_on_host=not rank.runs_ahead,
     )
+
+
+def _backward_begins(rank: RankEvents) -> Ints:
+    """Return ``CollectiveTimings.backward_begin_ns``."""
+    if not rank.has_steps or rank.clocks_disagree:
+        return np.full(len(rank.operations), NO_TIME)
+    return take_or_unknown(rank.passes.first_ns, rank.pass_of_operation, NO_TIME)
 
 
 def _ranges_of_host(ranges: CollectiveRanges, events: Events) -> Ints:
@@ -475,32 +486,35 @@ _NUMBER_BYTES = 8
 def carry_gradients(rank: RankCollectives) -> Mask:
     """Return a mask of the collectives of a rank that seem to reduce gradients.
 
-    These are reductions with a known bucket, and reductions launched in backward. A reduction launched outside of
-    backward counts only if backward launched no reduction in the step; otherwise it reduces a norm or a loss. It does
-    not count if it is a single number, as NCCL's barrier is. Exceptions:
+    These are reductions with a known bucket, and reductions launched in backward. A reduction launched after backward
+    counts only if backward never launches one on this rank; otherwise it reduces a norm or a loss, also in a step of an
+    accumulation whose backward reduces nothing. It does not count if it is a single number, as NCCL's barrier is.
+    Exceptions:
 
-    - If forward (or, without ranges, the time before backward's first collective) launches at least half as many
-      reductions of the same kind as backward does, reductions of this kind reduce activations (tensor parallelism).
-      Fewer may reduce a loss.
+    - If at least half as many reductions of the same kind as these were launched before backward of the same step,
+      reductions of this kind reduce activations (tensor parallelism). Fewer, or single numbers, may reduce a loss.
     - If no phase is known, as in a trace of inference, no reduction is assumed to reduce gradients.
     """
     timings = rank.timings
-    # A kind is an operation of a communicator in a step. `is_late`: its step has no reduction in backward.
+    # A kind is an operation of a communicator in a step. `is_late`: no reduction is launched in backward.
     is_reduction = np.isin(timings.operation, REDUCTIONS)
     _, step = distinct_rows(timings.step)
     _, same_kind = distinct_rows(timings.step, timings.operation, timings.group)
     knows_backward = timings.backward_end_ns != NO_TIME
     tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
     in_backward = timings.phase == BACKWARD_PHASE
-    is_late = ~_are_with_any(step, is_reduction & in_backward)
-    is_late &= (timings.bytes == UNKNOWN) | (timings.bytes > _NUMBER_BYTES)
+    is_number = (timings.bytes != UNKNOWN) & (timings.bytes <= _NUMBER_BYTES)
     first_ns = np.full(int(step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
-    is_early = (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME) & (timings.launch_ns < first_ns[step])
-    is_early = (is_early & _are_with_any(step, in_backward)) | (timings.phase == PHASES.index(FORWARD))
-    # Of each collective's kind: the number that forward launched, and the number that backward launched.
+    is_early = (timings.launch_ns < first_ns[step]) & _are_with_any(step, in_backward)
+    is_early |= timings.launch_ns < timings.backward_begin_ns
+    is_early &= (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME)
+    is_early |= timings.phase == PHASES.index(FORWARD)
+    is_late = ~is_early & ~is_number & ~np.any(is_reduction & in_backward)
+    # Of each collective's kind: the number that was launched before backward, and of those that may be gradients.
     early, late = (
-        np.bincount(same_kind[rows], minlength=len(same_kind))[same_kind] for rows in (is_early, in_backward)
+        np.bincount(same_kind[rows], minlength=len(same_kind))[same_kind]
+        for rows in (is_early & ~is_number, in_backward | is_late)
     )
     of_activations = (early > 0) & (2 * early >= late)
     may_be_gradients = (in_backward | is_late) & ~of_activations & _are_with_any(step, knows_backward | tells_phase)

@@ -13,7 +13,7 @@ from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, REDUCTIONS, carry_gradients
-from ddp_prof.analyze.core.attribution import Events
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
@@ -113,8 +113,8 @@ class RankFacts:
         copy_launches_ns: Upper limit of the time in which the host launched these copies: the time since the launch
             before each of them.
         knows_syncs: Whether the trace contains the waits of the host.
-        first_share: For each pass of backward that communicates, the fraction of it (0 to 1) that was over when its
-            first collective was launched; NaN if not known.
+        first_share: For each pass of backward that launches collectives, the fraction of it (0 to 1) that was over when
+            it launched the first one; NaN if not known.
         serialized: Number of collectives that could have begun earlier, but began when an operation of another stream
             ended, or when an operation that was launched before them began.
         could_begin: Number of collectives for which it is known when they could have begun.
@@ -441,7 +441,8 @@ def _first_shares(rank: RankEvents) -> list[float]:
     """Return ``RankFacts.first_share``: which fraction of each pass of backward precedes its first collective."""
     operations, passes = rank.operations, rank.passes
     row = rank.pass_of_operation
-    rows = np.flatnonzero((row != UNKNOWN) & (operations.launch_ns != NO_TIME))
+    in_backward = (operations.phase == BACKWARD_PHASE) & (operations.launch_ns != NO_TIME)
+    rows = np.flatnonzero((row != UNKNOWN) & in_backward)
     rows = rows[operations.launch_ns[rows] >= passes.first_ns[row[rows]]]
     rows = rows[np.lexsort((operations.launch_ns[rows], row[rows]))]
     rows = rows[begins_run(row[rows])]  # the first of each pass

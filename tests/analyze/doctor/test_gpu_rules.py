@@ -1004,3 +1004,57 @@ def test_a_host_that_waits_in_backward_is_found_without_them() -> None:
     assert found.findings == ()
     reasons = {one.rule: one.reason for one in found.abstained}
     assert reasons["host synchronization in backward"] == "the trace does not tell what the host waited for"
+
+
+def with_averaged_metric(where: str, bucket_steps: tuple[int, ...]) -> Trace:
+    """Steps with an all-reduce of unknown size ``where``; backward of some reduces four buckets, too."""
+    device = Device()
+
+    def average(place: str) -> None:
+        if place == where:
+            device.record(1_000, 7, 1)
+            device.wait(1_000, 20, 1)
+            device.launch(1_000, 20, MS, is_collective=True)
+            device.record(1_000, 20, 2)
+            device.wait(1_000, 7, 2)
+
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            average("before forward")
+            with device.range("forward"):
+                device.launch(1_000, 7, 4 * MS, is_collective=False)
+            with device.range("backward"):
+                for _ in range(4):
+                    device.launch(1_000, 7, 2 * MS, is_collective=False)
+                    if step in bucket_steps:
+                        device.record(1_000, 7, 1)
+                        device.wait(1_000, 20, 1)
+                        device.launch(1_000, 20, MS, is_collective=True)
+            average("after backward")
+            with device.range("optimizer"):
+                device.launch(1_000, 7, MS, is_collective=False)
+        device.synchronize(1_000)
+    return device.trace()
+
+
+@pytest.mark.parametrize(
+    ("where", "bucket_steps", "rules"),
+    [
+        ("after backward", (), ["gradients reduced after backward"]),
+        ("after backward", (2, 5), []),
+        ("before forward", (), []),
+        ("before forward", (2, 5), []),
+    ],
+    ids=["a flat reduction", "a loss of each micro-batch", "a metric alone", "a metric of each micro-batch"],
+)
+def test_what_no_gradient_can_be_is_no_fault_of_the_reduction_of_gradients(
+    where: str, bucket_steps: tuple[int, ...], rules: list[str]
+) -> None:
+    """Gradients are not reduced before backward, nor after it in steps between those whose backward reduces them."""
+    assert named(with_averaged_metric(where, bucket_steps)) == rules
+
+
+def test_how_late_the_first_bucket_is_does_not_depend_on_what_follows_backward() -> None:
+    (facts,) = evidence_of(with_averaged_metric("after backward", (2, 5))).facts
+    assert len(facts.first_share) == 2
+    assert max(facts.first_share) < 0.5
