@@ -384,8 +384,8 @@ class TraceOverlap(FrameResult):
             "step is known to be followed by one whose device work begins later"
         )
         outside = (
-            "{:.0%} of the device work that steps launched ran outside of their ranges on the host, which are taken "
-            "for their lengths: parts of a step are what ran within"
+            "{:.0%} of the device work that steps launched ran outside of their ranges on the host: the length of a "
+            "step is that of its range, and its parts are what ran in it"
         )
         # The note `outside` is for ranks whose steps are measured by ranges that lack much of the steps' device work.
         lacking = [rank for rank in self.ranks if rank.lacks_work and rank.clock == HOST]

@@ -333,6 +333,6 @@ def alike_text(alike: AlikeTimes) -> str:
     operation = alike.operation.replace("_", "-")
     sizes, times = (size(alike.small_bytes), size(alike.large_bytes)), (alike.small_ns, alike.large_ns)
     return (
-        f"It is no question of bandwidth: {operation}s of {sizes[0]} and {sizes[1]} take {milliseconds(times[0])} and "
+        f"Bandwidth does not limit it: {operation}s of {sizes[0]} and {sizes[1]} take {milliseconds(times[0])} and "
         f"{milliseconds(times[1])} (medians), so neither fewer bytes nor a faster link would shorten them."
     )

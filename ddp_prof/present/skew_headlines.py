@@ -27,7 +27,7 @@ def skew_headline(skew: RunSkew) -> Headline:
         if len(late := [rank for rank in skew.ranks if rank.last_steps]) == 1:
             is_usual = 2 * late[0].last_steps > steps  # what one step of many shows is no habit
             older = _older_text(late[0]) if is_usual else ""
-            return Headline(_arrives_last(late[0], steps), f"too few to exclude chance.{older}", "; ")
+            return Headline(_arrives_last(late[0], steps), f"so few steps do not exclude chance.{older}", "; ")
         names = [rank.name for rank in skew.ranks if rank.last_steps == most]
         which = (
             f"{names[0]} is last most often, in"

@@ -763,7 +763,7 @@ def test_one_late_step_of_twelve_is_no_reason_to_look_for_a_cause(tmp_path: Path
         replace(one, start=one.start * 101 // 100, end=(one.end or 0) * 101 // 100) for one in drifts.ranges
     ]
     document = json.loads(run("skew", "--format", "json", *of_ranks(tmp_path, usual(12), drifts)).stdout)
-    assert document["headline"].endswith("in 1 of 12 steps, by 59.0 µs; too few to exclude chance.")
+    assert document["headline"].endswith("in 1 of 12 steps, by 59.0 µs; so few steps do not exclude chance.")
 
 
 @pytest.mark.parametrize("how", ["nsys", "kineto"])

@@ -340,7 +340,7 @@ def test_a_report_gives_the_advice_of_the_summary(tmp_path: Path, monkeypatch: p
     trace = TRACES / "flat.sqlite"
     assert run("report", trace, "-o", tmp_path / "report").exit_code == 0
     (advice,) = re.findall(r"^change +(.*)", run("summary", "--notes", trace).stdout, re.MULTILINE)
-    assert advice.startswith("gradients reduced after backward (at most 34.4 ms per step): Launch them while")
+    assert advice.startswith("gradients reduced after backward (at most 34.4 ms per step): Launch reductions while")
     assert advice in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
 
 

@@ -305,7 +305,7 @@ def test_what_the_fastest_run_hides_is_left_out_where_it_is_not_known() -> None:
     ("last_steps", "said"),
     [
         ([0, 0], "No rank is late by more than the clocks' residual."),
-        ([0, 2], "Rank 1 arrives last in 2 of 10 steps, by 3.00 ms (median); too few to exclude chance."),
+        ([0, 2], "Rank 1 arrives last in 2 of 10 steps, by 3.00 ms (median); so few steps do not exclude chance."),
         ([3, 5], "No rank is last more often than chance explains; rank 1 is last most often, in 5 of 10 steps."),
         (
             [5, 5],

@@ -40,7 +40,7 @@ def compute_stream(run: RunEvidence) -> Finding | None:
     return Finding(
         "communication on the compute stream",
         f"{len(found):,} of {len(run.collectives.collectives):,} collectives ran on the stream of compute.",
-        "Launch them with async_op=True, or on a stream of their own, and wait where their result is needed.",
+        "Launch collectives with async_op=True, or on a stream of their own, and wait where their result is needed.",
         tuple(dict.fromkeys(one.name for one in found)),
         tuple(sorted({one.step for one in found if one.step is not None})),
         run.cost_ns(per_step),
@@ -283,7 +283,7 @@ def _find_in_most_steps(
             found, steps = found + times, steps + len(rank.step_keys)
     if not ranks:
         return None
-    text = f"{found} of {steps} steps have such collectives: {max(exposed) / 1e6:.2f} ms of a typical step, exposed."
+    text = f"{found} of {steps} steps have such collectives: {max(exposed) / 1e6:.2f} ms of a typical step are exposed."
     return Finding(rule, text, advice, tuple(ranks))
 
 
@@ -293,10 +293,10 @@ _MOSTLY_EXPOSED = 0.5
 """A collective is mostly exposed if more than this fraction of its duration is."""
 _LATE, _LEAST_BUCKETS = 0.8, 3
 """The first bucket is late if launched after this fraction of backward; passes with fewer buckets do not count."""
-_SIZES_BY_PROFILER = "which torch.profiler writes for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
-_SIZES_BY_NSYS = "which NCCL 2.16 and later tells, and nsys exports with --include-json=true"
-_SIZES_OF_GLOO_BY_PROFILER = "which torch.profiler writes for gloo with record_shapes=True"
-_SIZES_OF_GLOO_BY_NSYS = "which nsys does not record for gloo: ddp_prof.annotate.instrument(model) marks those of DDP"
+_SIZES_BY_PROFILER = "torch.profiler writes them for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
+_SIZES_BY_NSYS = "NCCL 2.16 and later tells them to nsys, and 'nsys export --include-json=true' keeps them"
+_SIZES_OF_GLOO_BY_PROFILER = "torch.profiler writes them for gloo with record_shapes=True"
+_SIZES_OF_GLOO_BY_NSYS = "nsys records none of gloo, but ddp_prof.annotate.instrument(model) marks those of DDP"
 
 
 def _why_no_sizes(run: RunEvidence) -> str:
@@ -306,7 +306,7 @@ def _why_no_sizes(run: RunEvidence) -> str:
         (_SIZES_OF_GLOO_BY_PROFILER, _SIZES_OF_GLOO_BY_NSYS) if is_gloo else (_SIZES_BY_PROFILER, _SIZES_BY_NSYS)
     )
     where = by_profiler if run.overlap.source == "kineto" else by_nsys
-    return f"the trace does not tell the sizes of collectives, {where}"
+    return f"the trace does not tell the sizes of collectives: {where}"
 
 
 def after_backward(run: RunEvidence) -> Finding | Abstained | None:
@@ -332,7 +332,7 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
         "gradients reduced after backward",
         f"{len(late.counts)} of {len(run.gradients.counts)} steps launch all reductions of gradients after backward: "
         f"{exposed_ns / 1e6:.2f} ms of a typical step are exposed.",
-        "Launch them while backward runs, from hooks of the gradients and in several buckets, as "
+        "Launch reductions while backward runs, from hooks of the gradients and in several buckets, as "
         f"DistributedDataParallel does (DeepSpeed: overlap_comm, Megatron-LM: --overlap-grad-reduce).{of_ddp}",
         *run.where(late),
         median_or_zero(late.cost_ns),
@@ -428,8 +428,8 @@ def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
         "time does not depend on size",
         f"{operation} of {alike.small_bytes / 2**20:.3g} and of {alike.large_bytes / 2**20:.3g} MiB take "
         f"{alike.small_ns / 1e6:.2f} and {alike.large_ns / 1e6:.2f} ms (medians).",
-        "It is not bandwidth: neither fewer bytes nor a faster link would shorten them. Record all ranks and see which "
-        "arrives late (ddp-prof skew), or measure the latency of a small all-reduce.",
+        "Bandwidth does not limit these messages: neither fewer bytes nor a faster link would shorten them. Record all "
+        "ranks and see which arrives late (ddp-prof skew), or measure the latency of a small all-reduce.",
     )
 
 

@@ -29,7 +29,7 @@ _LAUNCH_LESS = (
     "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere; "
     "fewer waits for the device (.item(), .cpu(), print), so that the host runs ahead."
 )
-_MARK_STEPS = "Mark steps (--step-range) to see whether they wait for the host, or other work was done meanwhile."
+_MARK_STEPS = "Mark steps (--step-range) to see whether steps wait for the host, or other work was done meanwhile."
 _LOAD_AHEAD = "If the host loads data then, load and move them in other processes, ahead of the step that needs them."
 
 
@@ -294,7 +294,7 @@ def graph_replay(run: RunEvidence) -> Finding | None:
     return Finding(
         "CUDA graphs recorded whole",
         f"{sum(graphs.values()):,} replays of CUDA graphs were recorded as one activity each.",
-        "Record with nsys profile --cuda-graph-trace=node to see what they compute and communicate.",
+        "Record with nsys profile --cuda-graph-trace=node to see what the graphs compute and communicate.",
         tuple(graphs),
     )
 

@@ -137,7 +137,5 @@ def _title(shown: Sequence[RankBar], ranks: int) -> str:
     of_ranks = f"{len(shown)} of {ranks} ranks, those with the most: " if len(shown) < ranks else ""
     if not most:
         return f"{of_ranks}No rank exposes communication"
-    text = (
-        f"From {milliseconds(round(least))} ({shown_name(first)}) to {milliseconds(round(most))} ({shown_name(last)})"
-    )
-    return f"{of_ranks}{text} of communication is exposed"
+    ends = f"{milliseconds(round(least))} ({shown_name(first)}) to {milliseconds(round(most))} ({shown_name(last)})"
+    return f"{of_ranks}A rank exposes {ends} of communication"

@@ -236,7 +236,7 @@ def test_what_most_steps_have_beside_the_reduction_of_gradients(name: str, where
     ]
     assert [one.rule for one in found] == ([rule] if rule else [])
     for one in found:
-        assert one.evidence == "4 of 6 steps have such collectives: 1.00 ms of a typical step, exposed."
+        assert one.evidence == "4 of 6 steps have such collectives: 1.00 ms of a typical step are exposed."
 
 
 @pytest.mark.parametrize(("source", "words"), [("nsys-sqlite", "--include-json=true"), ("kineto", "PyTorch 2.2")])
@@ -477,7 +477,7 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     assert "or in the next step" in finding.evidence
     without_steps = diagnose(replace(device, ranges=[]).trace()).findings
     assert [(one.rule, "next step" in one.evidence) for one in without_steps] == [("launch-bound host", False)]
-    assert without_steps[0].advice.startswith("Mark steps (--step-range) to see whether they wait for the host")
+    assert without_steps[0].advice.startswith("Mark steps (--step-range) to see whether steps wait for the host")
     assert finding.advice.startswith("If the host loads data then, load and move them in other processes")
 
 

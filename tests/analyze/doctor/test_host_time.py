@@ -116,7 +116,7 @@ def test_what_records_the_sizes_of_gloo_is_said_of_gloo(tmp_path: Path) -> None:
     both += [("cpu_op", "c10d::allreduce_", 42, 43, 99), ("user_annotation", "gloo:all_reduce", 52, 60, 2)]
     (run,) = load_runs(write(tmp_path / "job.json", ddp_on_gloo(*both)))
     (reason,) = {one.reason for one in run.doctor().abstained if "sizes of collectives" in one.reason}
-    assert reason.endswith("which torch.profiler writes for gloo with record_shapes=True")
+    assert reason.endswith("torch.profiler writes them for gloo with record_shapes=True")
 
 
 def test_a_backward_that_operators_tell_is_not_outside_of_backward(tmp_path: Path) -> None:
