@@ -113,6 +113,8 @@ class CollectiveTimings(Table):
         slack_ns, held_by: See ``blocking.Consumers``.
         consumer: Name of what needs it first, an index into :attr:`RankCollectives.consumers`.
         consumer_lane, consumer_start_ns: Stream and start of its consumer.
+        consumer_bytes: Size of its consumer if that is a copy.
+        needed_by_backward: 1 if its consumer is compute of backward, else 0.
     """
 
     step: Ints
@@ -138,6 +140,8 @@ class CollectiveTimings(Table):
     consumer: Ints
     consumer_lane: Ints
     consumer_start_ns: Ints
+    consumer_bytes: Ints
+    needed_by_backward: Ints
     held_by: Ints
 
     @property
@@ -360,6 +364,9 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
     needed = blocking.consumer_of_event[rows]
     consumer = consumer_activities(rank)
     name_id = take_or_unknown(activities.name_id, consumer)
+    of_backward = np.zeros(len(activities) + 1, np.int64)  # the last element is for UNKNOWN, which is -1
+    of_backward[rank.events.activity[rank.is_backward]] = 1
+    of_backward[-1] = 0
     used = np.unique(name_id[name_id != UNKNOWN])
 
     # A collective of several events is one row, that of its head: the blocking of its other events is added to it.
@@ -375,6 +382,8 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
         "consumer": np.where(name_id == UNKNOWN, UNKNOWN, np.searchsorted(used, name_id)),
         "consumer_lane": take_or_unknown(activities.lane, consumer),
         "consumer_start_ns": take_or_unknown(activities.start_ns, consumer, NO_TIME),
+        "consumer_bytes": take_or_unknown(activities.bytes, consumer),
+        "needed_by_backward": of_backward[consumer],
         "held_by": take_or_unknown(blocking.consumers.held_by, needed),
     }
 
@@ -476,10 +485,11 @@ def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata,
     return np.where(is_copy & (found == UNKNOWN) & (recorded.span == UNKNOWN), OPERATIONS.index(PEER_COPY), found)
 
 
-REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))
+REDUCE_SCATTER = OPERATIONS.index("reduce_scatter")
+REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), REDUCE_SCATTER)
 """Operations that may reduce gradients; a collective of unknown operation may do so, too."""
 
-_NUMBER_BYTES = 8
+NUMBER_BYTES = 8
 """Largest size of a single number."""
 
 
@@ -503,7 +513,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     knows_backward = timings.backward_end_ns != NO_TIME
     tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
     in_backward = timings.phase == BACKWARD_PHASE
-    is_number = (timings.bytes != UNKNOWN) & (timings.bytes <= _NUMBER_BYTES)
+    is_number = (timings.bytes != UNKNOWN) & (timings.bytes <= NUMBER_BYTES)
     first_ns = np.full(int(step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
     is_early = (timings.launch_ns < first_ns[step]) & _are_with_any(step, in_backward)

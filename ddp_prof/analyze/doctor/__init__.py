@@ -25,6 +25,7 @@ RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
     communication.after_backward,
     communication.bucket_count,
+    communication.wait_in_backward,
     communication.last_bucket,
     communication.late_readiness,
     hosts.host_sync,

@@ -327,6 +327,7 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
         return None
     # DDP launches a bucket of all gradients at the end of backward, and may be seen to do so after it.
     may_be_ddp = bool(np.all(late.counts == 1)) and SYNCHRONIZE_PHASE not in late.phase
+    may_be_ddp &= not late.are_sharded
     of_ddp = " If DDP runs already, one bucket holds all gradients: take a smaller bucket_cap_mb." if may_be_ddp else ""
     return Finding(
         "gradients reduced after backward",
@@ -359,8 +360,11 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
         return Finding(
             "one collective per parameter",
             f"A typical {every.unit_name} reduces its gradients by {count} collectives{typical}.",
-            "Put gradients into buckets of some MiB: each collective costs its latency.",
+            "Shard larger parts of the model as one unit each: each collective costs its latency."
+            if every.are_sharded
+            else "Put gradients into buckets of some MiB: each collective costs its latency.",
             *run.where(every),
+            argument=None if every.are_sharded else "bucket_cap_mb",
         )
     # Too few: a single one. If it is launched after backward, ``after_backward`` reports it.
     if count > 1 or 2 * np.count_nonzero(every.blocking == _AFTER_BACKWARD) > len(every):
@@ -373,11 +377,49 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             "one bucket for all gradients",
             f"One collective reduces all gradients of a {every.unit_name}, and {exposed / 1e6:.2f} ms of it are "
             "exposed: it cannot begin before the last gradient is ready.",
-            "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
+            "Shard the model in several units (fully_shard: its layers, too; DeepSpeed: a smaller reduce_bucket_size), "
+            "so that the first reductions begin while backward computes."
+            if every.are_sharded
+            else "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
             *run.where(every),
             median_or_zero(every.sum_of_steps(every.cost_ns)),
+            argument=None if every.are_sharded else "bucket_cap_mb",
         )
     return None
+
+
+def wait_in_backward(run: RunEvidence) -> Finding | Abstained | None:
+    """Find a backward that goes on only when what it has reduced is there, as where a hook waits for its collective.
+
+    Found if, in most passes, backward launches several reductions, compute of backward needs each of them but the last,
+    and they stand still for most of the time that these take.
+    """
+    if run.is_cpu or run.why_no_steps or run.collectives.reason:
+        return None  # on a CPU, ``hosts.host_sync`` looks for it
+    every = run.gradients.by_pass
+    is_launched = every.of_units((every.counts > 1) & every.by_unit(np.logical_and, every.phase == BACKWARD_PHASE))
+    but_last = np.ones(len(is_launched), np.bool_)
+    but_last[is_launched.last] = False
+    waited = select(is_launched, but_last)
+    exposed_ns, duration_ns = waited.by_unit(np.add, waited.exposed_ns), waited.by_unit(np.add, waited.duration_ns)
+    waited = waited.of_units(exposed_ns > _MOSTLY_EXPOSED * duration_ns)
+    if 2 * len(waited.counts) <= len(every.counts):
+        return None  # compute runs beside them
+    if 2 * np.count_nonzero(waited.consumer == UNKNOWN) > len(waited):
+        return Abstained("backward waits for its reductions", run.unknown_needs)
+    waited = waited.of_units(waited.by_unit(np.logical_and, waited.is_needed_on_stream & (waited.blocking_ns > 0)))
+    if 2 * len(waited.counts) <= len(every.counts):
+        return None
+    cost_ns = median_or_zero(waited.sum_of_steps(waited.by_unit(np.add, waited.blocking_ns)))
+    return Finding(
+        "backward waits for its reductions",
+        f"In {waited.steps} of {every.steps} steps compute of backward needs each reduction but the last, and stands "
+        f"still for them for {cost_ns / 1e6:.2f} ms of a typical step.",
+        "Where hooks of your own wait for their collectives, launch these with async_op=True and wait after backward; "
+        "an optimizer that steps in backward needs them at once.",
+        *run.where(waited),
+        cost_ns,
+    )
 
 
 def last_bucket(run: RunEvidence) -> Finding | None:

@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, REDUCTIONS, carry_gradients
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, REDUCE_SCATTER, REDUCTIONS, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -161,7 +161,9 @@ class Gradients(Table):
         unit: Index of the step or pass, counted over all ranks.
         step: Index of the step, counted over all ranks.
         number: The step's own number, or ``UNKNOWN``.
-        is_copied: Whether its consumer is a memory copy.
+        is_copied: Whether its consumer is a memory copy that may be of gradients: of more than a number, within the
+            device.
+        is_needed_on_stream: Whether its consumer is compute of backward on the stream with most compute.
         exposed_ns: See ``Exposure``.
     """
 
@@ -170,6 +172,7 @@ class Gradients(Table):
     step: Ints
     number: Ints
     is_copied: Mask
+    is_needed_on_stream: Mask
     exposed_ns: Ints
     phase: Ints
     bucket: Ints
@@ -178,6 +181,7 @@ class Gradients(Table):
     start_ns: Ints
     end_ns: Ints
     blocking: Ints
+    operation: Ints
     backward_end_ns: Ints
     blocking_ns: Ints
     consumer: Ints
@@ -237,6 +241,11 @@ class Gradients(Table):
         """
         is_known = self.bytes != UNKNOWN
         return bool(is_known.any()) and median_or_zero(self.by_unit(np.add, self.bytes * is_known)) < FEW_BYTES
+
+    @property
+    def are_sharded(self) -> bool:
+        """Whether most are reduce-scatters, as where gradients are sharded."""
+        return 2 * int(np.count_nonzero(self.operation == REDUCE_SCATTER)) > len(self)
 
     def by_unit(self, combine: np.ufunc, values: Ints | Mask) -> Any:
         """Combine values, one per collective, to one per unit, such as their sum with ``np.add``."""
@@ -305,12 +314,17 @@ class RunEvidence:
             shared = {item.name for item in fields(Gradients)} & {item.name for item in fields(rank.timings)}
             columns = {name: getattr(rank.timings, name)[rows] for name in shared}
             # The additional last element is for UNKNOWN, which is -1.
-            is_copy = np.array([*(name.lower().startswith("memcpy") for name in rank.consumers), False])
+            is_copy = np.array([*map(_may_copy_gradients, rank.consumers), False])
+            copied_bytes = rank.timings.consumer_bytes[rows]
+            is_number = (copied_bytes != UNKNOWN) & (copied_bytes <= NUMBER_BYTES)
+            is_needed = rank.timings.needed_by_backward[rows] == 1
+            is_needed &= rank.timings.consumer_lane[rows] == rank.compute_stream
             of_rank = Gradients(
                 rank=np.full(len(rows), index),
                 unit=columns["step"],
                 number=take_or_unknown(rank.step_numbers, columns["step"]),
-                is_copied=is_copy[columns["consumer"]],
+                is_copied=is_copy[columns["consumer"]] & ~is_number,
+                is_needed_on_stream=is_needed,
                 exposed_ns=exposure.exposed_ns[rows],
                 **columns,
             )
@@ -367,6 +381,12 @@ class RunEvidence:
     def unknown_needs(self) -> str:
         """Why it is not known which operation needs a collective."""
         return self.why_no_dependencies or "it is not known what needs the collectives"
+
+
+def _may_copy_gradients(name: str) -> bool:
+    """Return whether a consumer of this name is a memory copy that neither begins nor ends at the host."""
+    name = name.lower()
+    return name.startswith("memcpy") and not ("htod" in name or "dtoh" in name)
 
 
 def median_or_zero(values: Sequence[int] | Ints) -> int:

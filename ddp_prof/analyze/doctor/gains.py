@@ -24,8 +24,6 @@ ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
     "broadcast in forward": ("broadcast_buffers", False),
     "vote on unused parameters": ("find_unused_parameters", False),
     "single hardware queue": ("CUDA_DEVICE_MAX_CONNECTIONS", 8),
-    "one bucket for all gradients": ("bucket_cap_mb", None),
-    "one collective per parameter": ("bucket_cap_mb", None),
     "overlap without gain": ("NCCL_MAX_CTAS", None),
 }
 """For the name of a rule, the setting that its advice changes, and the new value (``None``: no certain value).

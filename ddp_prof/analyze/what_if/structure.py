@@ -79,8 +79,9 @@ SEVERAL_GROUPS = (
     "data parallelism alone"
 )
 IN_BACKWARD = (
-    "compute of its backward waits for collectives of gradients, as where an optimizer steps in backward or a hook "
-    "converts what was reduced, so their schedule alone does not decide when backward ends: capture it without that"
+    "compute of its backward waits for collectives of gradients, as where an optimizer steps in backward, or a hook "
+    "waits for what it reduces or converts it, so their schedule alone does not decide when backward ends: capture it "
+    "without that"
 )
 _HALF = re.compile(r"_(?:b?f16|half|_*nv_bfloat16)(?![a-zA-Z0-9])")
 _WHOLE = re.compile(r"_(?:f32|float|f64|double)(?![a-zA-Z0-9])")
@@ -263,19 +264,10 @@ def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | Non
     groups = len({*distinct(timings.group)} - {UNKNOWN})
     if groups > 1:
         return RankStructure(SEVERAL_GROUPS.format(groups=groups), is_of_job=True)
-    return RankStructure(IN_BACKWARD, is_of_job=True) if _are_waited_for_in_backward(rank, timings) else None
-
-
-def _are_waited_for_in_backward(rank: RankEvents, timings: CollectiveTimings) -> bool:
-    """Return whether compute of backward waits for these collectives in at least half of the steps.
-
-    The copies out of buckets also wait for them, but are no compute. ``False`` where no waits are recorded.
-    """
-    events, rows = rank.events, np.flatnonzero(rank.is_backward)
-    computes = set(zip(events.lane[rows].tolist(), events.start_ns[rows].tolist(), strict=True))
-    consumers = zip(timings.consumer_lane.tolist(), timings.consumer_start_ns.tolist(), strict=True)
-    waits = np.array([consumer in computes for consumer in consumers], np.bool_)
-    return 2 * len(distinct(timings.step[waits])) >= len(distinct(timings.step))
+    # Copies out of buckets also wait for collectives, but are no compute.
+    waiting = distinct(timings.step[timings.needed_by_backward == 1])
+    is_usual = 2 * len(waiting) >= len(distinct(timings.step))
+    return RankStructure(IN_BACKWARD, is_of_job=True) if is_usual else None
 
 
 def _ends_with_vote(rank: RankEvents, columns: Mapping[str, Ints]) -> bool:

@@ -52,6 +52,7 @@ FAULTY: dict[str, Callable[[], Diagnosis]] = {
     "gradients reduced after backward": lambda: recorded(ROOT / "traces" / "flat.sqlite"),
     "one collective per parameter": lambda: diagnose(training(buckets=40, bucket_ns=10_000).trace()),
     "one bucket for all gradients": lambda: recorded(CAPTURES / "one_bucket.sqlite"),
+    "backward waits for its reductions": lambda: diagnose(training(waits_in_hooks=True).trace()),
     "large last bucket": lambda: recorded(ROOT / "traces" / "torch.sqlite"),
     "gradients ready in another order than buckets": lambda: recorded(CAPTURES / "reversed.sqlite"),
     "host synchronization in backward": lambda: recorded(CAPTURES / "host_sync.sqlite"),

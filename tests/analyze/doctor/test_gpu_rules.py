@@ -29,7 +29,7 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import load_runs
 from ddp_prof.runs import run as runs
 from ddp_prof.table import fill, select
-from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Overhead, SyncKind, Trace
+from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Kind, Overhead, SyncKind, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
@@ -86,6 +86,8 @@ def training(
     buckets: int = 4,
     bucket_ns: int = MS,
     needed: Callable[[int], int] = lambda bucket: bucket,
+    waits_in_hooks: bool = False,
+    operation: str = "AllReduce_Sum",
 ) -> Device:
     """Steps of data parallelism without fault: forward, then a kernel and an all-reduce per bucket, then an optimizer.
 
@@ -103,8 +105,11 @@ def training(
                     in_backward(device, bucket)
                     device.record(us, 7, 10)
                     device.wait(us, comm_stream, 10)
-                    device.launch(us, comm_stream, bucket_ns, is_collective=True)
+                    name = f"ncclDevKernel_{operation}_f32_RING_LL(x)"
+                    device.launch(us, comm_stream, bucket_ns, is_collective=True, name=name)
                     device.record(us, comm_stream, 100 + bucket)
+                    if waits_in_hooks:
+                        device.wait(us, 7, 100 + bucket)
                 device.launch(us, 7, 2 * MS, is_collective=False)
             device.now += before_optimizer_ns
             with device.range("optimizer"):
@@ -1058,3 +1063,42 @@ def test_how_late_the_first_bucket_is_does_not_depend_on_what_follows_backward()
     (facts,) = evidence_of(with_averaged_metric("after backward", (2, 5))).facts
     assert len(facts.first_share) == 2
     assert max(facts.first_share) < 0.5
+
+
+def test_a_hook_that_waits_makes_backward_stand_still_for_all_but_the_last_bucket() -> None:
+    """Four buckets of 1 ms; what follows the last one in backward waits for it, too, but would in any schedule."""
+    assert "backward waits for its reductions" not in named(training().trace())
+    (finding,) = diagnose(training(waits_in_hooks=True).trace()).findings
+    assert finding.rule == "backward waits for its reductions"
+    assert f"In {STEPS} of {STEPS} steps" in finding.evidence
+    assert abs((finding.cost_ns or 0) - 3 * MS) < MS // 100
+
+
+@pytest.mark.parametrize(
+    ("operation", "argument", "words"),
+    [("AllReduce_Sum", "bucket_cap_mb", "bucket"), ("ReduceScatter_Sum", None, "Shard")],
+)
+@pytest.mark.parametrize("buckets", [1, 40])
+def test_buckets_are_the_advice_to_all_reduces_and_units_to_shards(
+    buckets: int, operation: str, argument: str | None, words: str
+) -> None:
+    """fully_shard has no bucket_cap_mb."""
+    length_ns = 5 * MS if buckets == 1 else 10_000
+    found = diagnose(training(buckets=buckets, bucket_ns=length_ns, operation=operation).trace()).findings
+    (finding,) = [one for one in found if one.rule in ("one bucket for all gradients", "one collective per parameter")]
+    assert finding.argument == argument
+    assert words in finding.advice
+
+
+def test_a_copy_of_the_loss_to_the_host_is_none_out_of_a_bucket() -> None:
+    copied = with_consumer_bytes(training(consumer="memcpy").trace(), 8 << 20)
+    assert "copies out of buckets" in named(copied)
+    assert "copies out of buckets" not in named(with_consumer_bytes(copied, 4))
+    to_host = replace(copied, names=tuple("Memcpy DtoH" if name == "memcpy" else name for name in copied.names))
+    assert "copies out of buckets" not in named(to_host)
+
+
+def with_consumer_bytes(trace: Trace, size: int) -> Trace:
+    """The trace with copies of this size."""
+    is_copy = trace.activities.kind == Kind.COPY
+    return replace(trace, activities=replace(trace.activities, bytes=np.where(is_copy, size, UNKNOWN)))
