@@ -115,7 +115,12 @@ def launch(
         CommunicationError: The collective could not be started.
     """
     operation = f"{name.replace('_', '-')} of bucket {bucket}"
-    names = name_group(group)
+    try:
+        names = name_group(group)
+    except (KeyError, ValueError) as error:
+        raise CommunicationError(
+            f"{operation} could not be started: its process group was destroyed, so nothing can be trained in it"
+        ) from error
     launches[names["group"]] += 1
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more, **names)
     try:

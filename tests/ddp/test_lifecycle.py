@@ -54,20 +54,23 @@ def copies(rank: int) -> dict[str, list[list[float]]]:
 
 
 def groups(rank: int) -> list[Any]:
-    """A copy keeps a group of its own; to pickle it is refused."""
+    """A copy keeps a group of its own; to pickle it is refused, and a step after the group was destroyed."""
     group = dist.new_group([0, 1])
     variant = OverlapDDP(nn.Linear(2, 1, bias=False), process_group=group)
     twin = copy.deepcopy(variant)
-    try:
+    with pytest.raises(CommunicationError) as pickled:
         pickle.dumps(variant)
-    except CommunicationError as error:
-        return [twin.process_group is group, step(twin, rank), str(error)]
-    return []
+    found = [twin.process_group is group, step(twin, rank), str(pickled.value)]
+    dist.destroy_process_group(group)
+    with pytest.raises(CommunicationError) as late:
+        step(twin, rank)
+    return [*found, str(late.value)]
 
 
 def dropped(rank: int) -> dict[str, Any]:
     """Of a module whose variant was dropped, or removed: whether that is gone, the hooks that are left, gradients."""
     gradients = {}
+    gc.collect()  # variants of other checks
     for key in ("overlap", "bucketed", "torch"):
         module = nn.Linear(2, 1, bias=False)
         before = count_hooks(module)
@@ -222,10 +225,11 @@ def test_copies_synchronize_gradients_of_their_own(results: list[dict[str, Any]]
 
 
 def test_a_group_is_shared_by_a_copy_and_cannot_be_pickled(results: list[dict[str, Any]]) -> None:
-    shares, gradient, message = results[0]["groups"]
+    shares, gradient, message, late = results[0]["groups"]
     assert shares
     assert gradient == [1.5, 1.5]
     assert "pickle its module" in message
+    assert late.startswith("all-reduce of bucket 0 could not be started: its process group was destroyed")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
