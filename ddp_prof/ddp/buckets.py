@@ -311,6 +311,17 @@ class TakenGradient(torch.Tensor):
             f"a gradient of shape {tuple(self.shape)} that is {'in parts' if self.is_held else 'not synchronized yet'}"
         )
 
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        """Take another placeholder, as a conversion of the module makes; raise CommunicationError for values."""
+        if not isinstance(values, TakenGradient):
+            raise CommunicationError(f"data = ... of {_HELD if self.is_held else _NOT_SYNCHRONIZED}")
+        torch.Tensor.data.__set__(self, values)  # type: ignore[attr-defined]  # torch's stub has no descriptor
+
     def reset(self) -> None:
         self.is_touched, self.added, self.is_zeroed, self.is_replaced = False, None, False, False
 

@@ -152,6 +152,19 @@ class ShardBucket(GradientBucket):
             self.shard.grad = None
         self.idle.leave_out(set(range(len(self.parameters))) - self._with_gradient)
 
+    def check_gradients(self) -> None:
+        """Raise CommunicationError if a parameter has a gradient that is not in the shard's, which a step would miss.
+
+        The program has set it or added to it, or a backward under ``no_sync`` has, and it was not reduced since.
+        """
+        for parameter, placeholder in zip(self.parameters, self._placeholders, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and (gradient is not placeholder or placeholder.added is not None):
+                raise CommunicationError(
+                    "the gradient of a parameter was set or added to since backward, and not averaged over the ranks, "
+                    "and sharded steps on parts of gradients: change those of variant.optimizer_parameters() instead"
+                )
+
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
         """As in :class:`GradientBucket`; the gradient is dropped, too, if ``zero_grad()`` was called for the shard."""
         late = self.parameters[slot].grad  # autograd has just added to it, so it must survive ``_drop_with_shard``

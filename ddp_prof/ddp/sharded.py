@@ -204,6 +204,8 @@ class ShardedDDP(ReducingVariant):
                 bucket.check_shard()
             bucket.restore_memory()  # the program may have given parameters other values, as by ``data``, since forward
             bucket.drop_zeroed()
+            if id(bucket.shard) in stepped:
+                bucket.check_gradients()
             bucket.idle.before_step(optimizer)
 
     def _steps_by_element(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
+from ddp_prof.ddp.awaited_parameters import Awaited
 from ddp_prof.ddp.base import _after_steps, _before_steps
 from ddp_prof.ddp.buckets import TakenGradient
 from ddp_prof.errors import CommunicationError
@@ -293,7 +294,18 @@ def misused(rank: int) -> dict[str, str]:
             how(changed.optimizer_parameters()[0])
         changed(torch.ones(2, 5))
 
+    def step_after(how: Callable[[nn.Parameter], object]) -> None:
+        changed = make()
+        optimizer = torch.optim.SGD(changed.optimizer_parameters(), lr=1)
+        backward(changed, rank)
+        changed.finish_gradient_synchronization()
+        how(changed.module[0].weight)
+        optimizer.step()
+
     mistakes = {
+        "gradient added to": lambda: step_after(lambda weight: weight.grad.add_(torch.ones_like(weight))),
+        "gradient set": lambda: step_after(lambda weight: setattr(weight, "grad", torch.ones_like(weight))),
+        "gradient set by data": lambda: step_after(lambda weight: setattr(weight.grad, "data", torch.ones(2))),
         "clipped": lambda: torch.nn.utils.clip_grad_norm_(parts, 1.0),
         "stepped by shares": Cautious(parts, lr=0.1).step,
         "changed by hand": lambda: change(lambda part: part.sub_(0.1)),
@@ -360,8 +372,33 @@ def in_flight(rank: int) -> list[str]:
     return found
 
 
+READ_FROM_A_LIST: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
+    "detached": lambda parameter: parameter.detach(),
+    "of another class": lambda parameter: parameter.as_subclass(torch.Tensor),
+    "a parameter of its own": lambda parameter: nn.Parameter(parameter).detach(),
+}
+
+
+def read_in_flight(rank: int) -> dict[str, bool]:
+    """By how a parameter in a list of the program is read right after a step: whether that waited, and how it reads."""
+    found = {}
+    for name, read in READ_FROM_A_LIST.items():
+        variant = make()
+        first, *_ = variant.module.parameters()
+        optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=1)
+        backward(variant, rank)
+        variant.finish_gradient_synchronization()
+        optimizer.step()
+        was_waiting = isinstance(first, Awaited)
+        values = read(first)
+        has_waited = not isinstance(first, Awaited)
+        found[name] = was_waiting and has_waited and type(values) is torch.Tensor and torch.equal(values, first)
+    return found
+
+
 def everything(rank: int) -> dict[str, Any]:
-    checks = (kept, accumulated, copies, left, compiled, refused, used_late, misused, gathered, held, in_flight)
+    checks = (kept, accumulated, copies, left, compiled, refused, used_late, misused, gathered, held)
+    checks = (*checks, in_flight, read_in_flight)
     return {check.__name__: check(rank) for check in checks}
 
 
@@ -453,6 +490,9 @@ def test_parts_are_neither_clipped_nor_stepped_on_nor_changed_as_if_they_were_wh
         assert said["stepped by shares"].startswith("Cautious does not step element by element")
         for change in ("by hand", "by data"):
             assert "the other ranks do not have the change" in said[f"changed {change}"]
+        for change in ("added to", "set"):
+            assert said[f"gradient {change}"].startswith("the gradient of a parameter was set or added to")
+        assert said["gradient set by data"].startswith("data = ... of a gradient of which each rank keeps a part")
 
 
 def test_a_step_waits_for_its_all_gathers_where_the_program_has_aliases_of_parameters(
@@ -460,3 +500,8 @@ def test_a_step_waits_for_its_all_gathers_where_the_program_has_aliases_of_param
 ) -> None:
     """Averages of weights by a list of ``data`` read what was on its way. A parameter waits when it is read."""
     assert [ranked["in_flight"] for ranked in results] == [["nothing", "a list"]] * 2
+
+
+def test_a_parameter_in_a_list_waits_however_it_is_read(results: list[dict[str, Any]]) -> None:
+    """Of ``as_subclass`` torch tells nobody, and of a parameter of a parameter it expects the same class."""
+    assert [ranked["read_in_flight"] for ranked in results] == [dict.fromkeys(READ_FROM_A_LIST, True)] * 2
