@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial
@@ -75,6 +76,18 @@ class Awaited:
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.wait()
         return self.__reduce_ex__(protocol)
+
+    def as_subclass(self, kind: Any) -> Any:
+        """Wait before: torch asks no ``__torch_function__`` about it."""
+        self.wait()
+        return self.as_subclass(kind)
+
+    def detach(self) -> Any:
+        """Wait before; for ``nn.Parameter(parameter)``, which expects of a class of its own this class again."""
+        self.wait()
+        detached = self.detach()
+        is_for_parameter = sys._getframe(1).f_code is torch.nn.Parameter.__new__.__code__
+        return detached.as_subclass(type(self)) if is_for_parameter else detached
 
     @classmethod
     def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
