@@ -86,7 +86,9 @@ def three_digits(value: float, sign: str = "") -> str:
 
 
 def size(number: int) -> str:
-    """Return a number of bytes as text in KiB, MiB or GiB with about three digits."""
+    """Return a number of bytes as text: in bytes below a KiB, else in KiB, MiB or GiB with about three digits."""
+    if number < 2**10:
+        return count_noun(number, "byte")
     if number < 2**20:
         return f"{number / 2**10:.3g} KiB"
     return f"{number / 2**20:.3g} MiB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GiB"

@@ -17,7 +17,8 @@ def test_a_share_is_rounded_but_not_to_nothing_or_all(ratio: float | None, text:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(1000, "0.977 KiB"), (10**6, "977 KiB"), (2**20, "1 MiB"), (2**30, "1 GiB")]
+    ("number", "text"),
+    [(1, "1 byte"), (1000, "1,000 bytes"), (1024, "1 KiB"), (10**6, "977 KiB"), (2**20, "1 MiB"), (2**30, "1 GiB")],
 )
 def test_units_of_sizes_are_of_1024(number: int, text: str) -> None:
     assert size(number) == text
