@@ -37,7 +37,7 @@ function sort(table, heading) {
 function addFilter(table) {
   const body = table.tBodies[0];
   if (body.rows.length < LONG) return;
-  const label = Object.assign(document.createElement("label"), { className: "filter", textContent: "rows with " });
+  const label = Object.assign(document.createElement("label"), { className: "filter", textContent: "rows that contain " });
   const input = Object.assign(document.createElement("input"), { type: "search", autocomplete: "off" });
   const count = document.createElement("output");
   label.append(input);
