@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.what_if.prediction import MODEL_ERROR
+from ddp_prof.present.tables.whatif import VIEWS_SAVE_COPIES
 from tests.command_line import run
 
 
@@ -32,6 +33,10 @@ def test_a_row_for_each_question_with_bounds_first(unet: Path) -> None:
     assert views["low_ns"] < views["change_ns"] < views["high_ns"] < 0
     table = run("whatif", *asked, unet).stdout
     assert table.index("no network more than") < table.index("gradient_as_bucket_view"), "bounds come first"
+    # It gains more than the bound above it, and says why.
+    assert -views["change_ns"] > found["bounds"]["schedule_ns"]
+    assert VIEWS_SAVE_COPIES in " ".join(table.split())
+    assert VIEWS_SAVE_COPIES not in " ".join(run("whatif", "--time-per-byte", "0.5", unet).stdout.split())
     rows = list(csv.DictReader(run("whatif", "--views", "--format", "csv", unet).stdout.splitlines()))
     assert [(row["what_if"], row["verdict"]) for row in rows] == [("gradient_as_bucket_view", "gain")]
 
@@ -109,7 +114,7 @@ def test_a_terminal_shows_the_whole_interval_and_each_reason(unet: Path, monkeyp
     for width, most in (("80", 80), ("120", 120), ("", 200)):
         monkeypatch.setenv("COLUMNS", width)
         lines = run("whatif", "--views", "--one-bucket", "--ranks", "8", unet).stdout.splitlines()
-        (views,) = [line for line in lines if "gain" in line and "gradient_as_bucket_view" in line and "'" not in line]
+        (views,) = [line for line in lines if line.rstrip().endswith(" gain")]
         assert "-0.93" in views
         assert "-0.40" in views
         text = " ".join(line.strip() for line in lines)

@@ -15,7 +15,7 @@ from ddp_prof.analyze.what_if.prediction import (
     Prediction,
     RunPrediction,
 )
-from ddp_prof.analyze.what_if.questions import WAITS
+from ddp_prof.analyze.what_if.questions import VIEWS, WAITS
 from ddp_prof.columns import Row
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text
@@ -28,7 +28,10 @@ _HOW_TO_READ = (
     "its 90 % interval"
 )
 
-
+VIEWS_SAVE_COPIES = (
+    f"{VIEWS} saves the copies out of buckets, which the bounds of schedule and network do not contain: it may gain "
+    "more than these"
+)
 ONE_RANK_READ = (
     "one rank is known: what its collectives wait for other ranks counts as their transfer, so where it waits, a "
     "faster link gains less (the captures of all ranks tell it)"
@@ -91,6 +94,8 @@ def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str
             f"beside a collective the simulated compute takes {found.kappa:.2f} times as long, which is kappa of the "
             f"step, over all time beside communication; {of_kernels:.2f} is that of the kernels that could be compared"
         )
+    if any(VIEWS in one.change and one.change_ns is not None for one in found.predictions):
+        yield VIEWS_SAVE_COPIES
     if found.shared_steps is None:
         yield ONE_RANK_READ
     elif any(one.change == WAITS for one in found.predictions):
