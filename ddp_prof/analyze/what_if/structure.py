@@ -31,7 +31,7 @@ from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.why_unknown import why_unknown
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import parse_ranges
-from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, distinct, select
+from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, begins_run, distinct, select
 from ddp_prof.trace import Category, Kind
 
 _INTO_BUCKET = re.compile(r"[AB]UnaryFunctor<(\w+(?:::\w+)?).*(?:Mul|Div)Functor")
@@ -257,7 +257,8 @@ def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | Non
         return RankStructure(NO_GRADIENTS if is_called.any() or not communicates.any() else NO_CALLS)
     if rank.clocks_disagree:
         return RankStructure(OTHER_CLOCK)
-    if rank.passes.any_several:
+    reduces = begins_run(timings.step, timings.backward_end_ns)  # the first reduction of each pass that has one
+    if int(np.count_nonzero(reduces)) > len(distinct(timings.step)):
         return RankStructure(SEVERAL_PASSES)
     if np.any(timings.operation == OPERATIONS.index(REDUCE_SCATTER)):
         return RankStructure(SHARDED, is_of_job=True)

@@ -17,6 +17,7 @@ from ddp_prof.analyze.what_if.structure import (
     _HALF,
     IN_BACKWARD,
     NO_CALLS,
+    SEVERAL_PASSES,
     RankStructure,
     _ends_with_vote,
     _is_recent_torch,
@@ -26,6 +27,7 @@ from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.runs.report import LoadOptions, load_events
 from ddp_prof.table import UNKNOWN, select
+from tests.analyze.critical.scheduler import Device
 from tests.drawing import draw_trace
 from tests.nsys_factory import US, Range, bucket_steps, write_capture
 
@@ -178,6 +180,33 @@ def test_compute_of_backward_that_waits_for_a_collective_is_refused(
     (rank,) = load_events(trace, LoadOptions(with_launches=True)).ranks
     assert rank.blocking.coverage.reason is None
     assert find_structure(rank).reason == reason
+
+
+@pytest.mark.parametrize(("reducing", "reason"), [({2}, None), ({0, 1, 2}, SEVERAL_PASSES), ({0, 2}, SEVERAL_PASSES)])
+def test_an_accumulation_is_refused_only_where_several_micro_batches_reduce(
+    reducing: set[int], reason: str | None
+) -> None:
+    """Three micro-batches a step; under no_sync() the last alone reduces, and "under no_sync()" was the advice."""
+    device = Device()
+    for step in range(4):
+        with device.range(f"step {step}"):
+            for batch in range(3):
+                with device.range("forward"):
+                    device.launch(1, 7, 40_000, is_collective=False)
+                with device.range("backward"):
+                    for _ in range(2):
+                        device.launch(1, 7, 20_000, is_collective=False)
+                        if batch in reducing:
+                            device.record(1, 7, 1)
+                            device.wait(1, 20, 1)
+                            device.launch(1, 20, 15_000, is_collective=True)
+        device.synchronize(1)
+    (rank,) = find_rank_events(device.trace())
+    found = find_structure(rank)
+    assert found.reason == reason
+    if reason is None:  # of the last pass, 2 collectives in each step but the last, whose length is not known
+        assert found.start_ns.shape == (3, 2)
+        assert (found.start_ns < found.backward_end_ns[:, None]).sum(axis=1).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
