@@ -25,9 +25,11 @@ TWO_SIZES = (
     "byte costs is not known: capture it with another bucket size, which gives unequal buckets"
 )
 NOT_POSITIVE = (
-    "its collectives do not take longer the larger they are ({overhead:.3f} ms per call, {slope:.3g} ms per MiB): "
-    "capture all ranks, on a quiet machine, or with another bucket size"
+    "{what} ({overhead:.3f} ms per call, {slope:.3g} ms per MiB): capture all ranks, on a quiet machine, or with "
+    "another bucket size"
 )
+NOT_LONGER = "its collectives do not take longer the larger they are"
+LESS_THAN_NOTHING = "by the times of its collectives, one without bytes takes less than nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ def fit_means(means_ns: Floats, sizes: Ints) -> LinkFit | str:
         return TWO_SIZES.format(low=mebibytes(int(known[0])), high=mebibytes(int(known[-1])), times=LEAST_RATIO)
     slope, overhead_ns = np.polyfit(sizes.astype(float), means_ns, 1)
     if slope <= 0 or overhead_ns <= 0:
-        return NOT_POSITIVE.format(overhead=overhead_ns / 1e6, slope=slope * BYTES_PER_MB / 1e6)
+        what = NOT_LONGER if slope <= 0 else LESS_THAN_NOTHING
+        return NOT_POSITIVE.format(what=what, overhead=overhead_ns / 1e6, slope=slope * BYTES_PER_MB / 1e6)
     # The usual standard errors of a least-squares line. Two collectives leave no degree of freedom: then the errors are
     # as large as the slope and the overhead themselves.
     off_ns = means_ns - (overhead_ns + slope * sizes)
