@@ -372,6 +372,15 @@ class RunEvidence:
         return NO_PHASES if reduces and not is_known else None
 
     @property
+    def knows_queues(self) -> bool:
+        """Whether it is known of all collectives on streams whether they queued: from when on they could have begun."""
+        for timings in (rank.timings for rank in self.analysis.ranks):
+            could_ns = np.maximum.reduce((timings.launch_ns, timings.ready_ns, timings.input_ns))
+            if np.any((timings.step != UNKNOWN) & (timings.lane != UNKNOWN) & (could_ns == NO_TIME)):
+                return False
+        return True
+
+    @property
     def why_no_dependencies(self) -> str | None:
         """Why the dependencies of some rank are not known; ``None`` if they are known on all ranks."""
         reasons = (rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies)

@@ -33,6 +33,7 @@ A setting is an argument of DistributedDataParallel, or an environment variable.
 
 NOT_SIMULATED = "the trace does not tell what else this change would affect"
 NO_QUEUE = "what was launched before the collectives began before they could, so no queue of all streams held them up"
+NO_LAUNCH = "it is not known when collectives were launched, so neither is what queued behind those that waited"
 NO_BOUND = "the trace does not tell how much of a step this costs"
 MODEL_ERROR = 0.19
 """The error of a replayed gain against the gain that another capture then measured, as a fraction of the gain.
@@ -94,6 +95,8 @@ def _without_straggler(run: RunEvidence) -> Gain:
         gain = run.what_if.without_lag(run.skew.straggler)
         if gain.ns is not None:
             return gain
+    if not run.knows_queues:
+        return unknown_gain(NO_LAUNCH)
     steps = [step for step in run.skew.steps if step.last is not None and step.last == run.skew.straggler]
     costs = [step.cost_ns for step in steps if step.cost_ns is not None]
     if not costs or len(costs) < len(steps):

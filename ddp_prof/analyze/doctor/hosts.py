@@ -269,7 +269,8 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     cost = late.cost_when_last_ns
     if cost == 0:
         return None
-    costs = "" if cost is None else f"; that costs another rank {cost / 1e6:.2f} ms in such a step"
+    most = "" if run.knows_queues else "at most "
+    costs = "" if cost is None else f"; that costs another rank {most}{cost / 1e6:.2f} ms in such a step"
     return Finding(
         "straggler",
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "

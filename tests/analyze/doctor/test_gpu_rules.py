@@ -21,14 +21,14 @@ from ddp_prof.analyze.doctor import Diagnosis, diagnose_run, gains
 from ddp_prof.analyze.doctor.communication import _reduction_couples_all, bucket_copies
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.gains import NO_QUEUE
-from ddp_prof.analyze.doctor.hosts import host_sync
+from ddp_prof.analyze.doctor.hosts import host_sync, straggler
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.step_cost import find_slowed
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import load_runs
 from ddp_prof.runs import run as runs
-from ddp_prof.table import fill, select
+from ddp_prof.table import NO_TIME, fill, select
 from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Kind, Overhead, SyncKind, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
@@ -534,6 +534,17 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
     (finding,) = [one for one in found.findings if one.rule == "straggler"]
     assert finding.cost_ns == 8 * US
     assert finding.evidence.endswith("; that costs another rank 0.01 ms in such a step.")
+
+    # Where no launch tells whether B queued behind A's wait, what is lost if it did is a bound, and no gain.
+    known = evidence_of(load_trace(tmp_path / "late.sqlite"))
+    unknown = {name: np.full(2 * steps, NO_TIME) for name in ("launch_ns", "ready_ns", "input_ns")}
+    ranks = tuple(replace(one, timings=replace(one.timings, **unknown)) for one in known.analysis.ranks)
+    run = replace(known, analysis=replace(known.analysis, ranks=ranks))
+    rule = straggler(run)
+    assert rule is not None
+    assert " at most 0.01 ms" in rule.evidence
+    finding = gains.with_expected_gain(run, rule)
+    assert (finding.expected_gain_ns, finding.gain_reason, finding.cost_ns) == (None, gains.NO_LAUNCH, 8 * US)
 
 
 def test_a_late_rank_costs_also_what_stands_still_beside_compute_of_another_stream(tmp_path: Path) -> None:
