@@ -326,7 +326,8 @@ class TraceOverlap(FrameResult):
         caveats: Why the run is not representative; also in ``warnings``.
         files: Number of files.
         missing: What the traces lack altogether, and what records it; ``None`` if nothing is missing.
-        producer, recorder: See :class:`ddp_prof.trace.Trace`.
+        producer, recorder: See :class:`ddp_prof.trace.Trace`; those of the first file, as ``source``.
+        profilers: Source, recorder and producer of the files, each combination once; empty for a single file.
     """
 
     main_columns: ClassVar[tuple[str, ...]] = ("rank", "comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns")
@@ -344,6 +345,12 @@ class TraceOverlap(FrameResult):
     files: int = 1
     missing: str | None = None
     recorder: str | None = None
+    profilers: tuple[tuple[str, str | None, str | None], ...] = ()
+
+    @property
+    def recorded_by(self) -> tuple[tuple[str, str | None, str | None], ...]:
+        """:attr:`profilers`, also of a single file."""
+        return self.profilers or ((self.source, self.recorder, self.producer),)
 
     @property
     def has_nothing(self) -> bool:
@@ -533,6 +540,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     }
     return replace(
         results[0],
+        profilers=tuple(dict.fromkeys((one.source, one.recorder, one.producer) for one in results)),
         device=device_of(result.device for result in results),
         attribution=merge_attributions([result.attribution for result in results]),
         ranks=ranks,

@@ -16,6 +16,7 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, UNNAMED_BACKWARD
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.headlines import gain_headline
+from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.trace import Trace
 from tests.analyze.core.test_phases import STEPPING
 from tests.command_line import run
@@ -486,6 +487,13 @@ def test_ranks_of_several_files_become_one_result() -> None:
     assert [rank.rank for rank in merged.ranks] == [0, 1]
     assert merged.attribution.events == 2 * first.attribution.events
     assert merged.warnings == first.warnings, "the same warning is said once"
+
+
+def test_files_of_two_profilers_are_not_said_to_be_of_one() -> None:
+    first = replace(measure_overlap(draw_trace(ranges=CPU, ranks={PID: 0}, path="x.rank0.json")), source="kineto")
+    second = replace(first, source="nsys-sqlite", producer="2024.6.2")
+    assert profiler_name(merge_ranks([first, first])) == profiler_name(first)
+    assert profiler_name(merge_ranks([first, second])) == "torch.profiler and exported by nsys 2024.6.2"
 
 
 @given(st.text("ab.", min_size=30, max_size=30), st.text("N.", min_size=30, max_size=30), st.text("1.", min_size=30))

@@ -305,7 +305,8 @@ def _why_no_sizes(run: RunEvidence) -> str:
     by_profiler, by_nsys = (
         (_SIZES_OF_GLOO_BY_PROFILER, _SIZES_OF_GLOO_BY_NSYS) if is_gloo else (_SIZES_BY_PROFILER, _SIZES_BY_NSYS)
     )
-    where = by_profiler if run.overlap.source == "kineto" else by_nsys
+    sources = {source for source, *_ in run.overlap.recorded_by}
+    where = "; ".join([by_profiler] * ("kineto" in sources) + [by_nsys] * bool(sources - {"kineto"}))
     return f"the trace does not tell the sizes of collectives: {where}"
 
 

@@ -268,7 +268,9 @@ def facts_of(run: ReportRun) -> dict[str, str]:
     result, made = run.result, run.explanation.run.manifest
     facts = {
         "trace": source_name(result.trace.name, result.files),
-        "read from": " ".join(filter(None, (result.source, result.producer))),
+        "read from": ", ".join(
+            " ".join(filter(None, (source, producer))) for source, _, producer in result.recorded_by
+        ),
     }
     if made is None:
         return facts

@@ -149,8 +149,15 @@ def _title(result: TraceOverlap) -> str:
 
 
 def profiler_name(result: TraceOverlap) -> str:
-    """Return the profiler; for nsys with the versions that recorded and that exported, where they are known."""
-    name, recorder, exporter = SOURCE_NAMES.get(result.source, result.source), result.recorder, result.producer
+    """Return the profiler; for nsys with the versions that recorded and that exported, where they are known.
+
+    Files of one run may be of several profilers.
+    """
+    return " and ".join(dict.fromkeys(_profiler_name(*of_file) for of_file in result.recorded_by))
+
+
+def _profiler_name(source: str, recorder: str | None, exporter: str | None) -> str:
+    name = SOURCE_NAMES.get(source, source)
     if name != "nsys" or not (recorder or exporter):
         return name
     if recorder and exporter and (recorder == exporter or exporter.startswith(f"{recorder}.")):

@@ -220,7 +220,8 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     # What makes the figures doubtful; all other notes are only counted.
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
     doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in doubts]
-    read = [*_source_facts(result, summary), SOURCE_NAMES.get(result.source, result.source)]
+    profilers = dict.fromkeys(SOURCE_NAMES.get(source, source) for source, *_ in result.recorded_by)
+    read = [*_source_facts(result, summary), " and ".join(profilers)]
     why = ("cause", None if summary.reason or run.idle else cause)
     # Advice that follows from the cause comes after it, and not without it; a finding of the doctor comes before.
     is_of_cause = of_cause and not findings and not summary.reason and not run.idle
