@@ -195,8 +195,10 @@ class Session:
     def _run(self, number: int, tried: Try) -> Trial:
         """Run the program once with a try, keep the run in the store and return it; a failure is kept, too.
 
-        Raises WorkloadError only if the program fails with today's settings in round 0.
+        Raises WorkloadError only if the program fails with today's settings in round 0, and TraceError if the store
+        cannot be written.
         """
+        self._store.check()
         # The time limit follows the longest run with today's settings; the first run has the time of the whole tuning.
         todays = TODAY.label
         before = [trial.wall_s for trial in self.trials if trial.tried == todays and trial.status == OK]
@@ -284,6 +286,7 @@ class BlocksSession(Session):
         There are as many rounds as a verdict needs, or as there is time for. The trials of the further rounds are kept,
         so :meth:`run` finds them when it comes to these rounds.
         """
+        self._store.check()
         # How many rounds, and the order of their blocks.
         rounds = min(LEAST_PAIRS, self.limits.rounds + 1 - number)
         while rounds > 1 and self._seconds_of(rounds, turns) > self._seconds_left():

@@ -7,6 +7,7 @@ and shows what is set today, and with ``--in-process`` also runs of faster tries
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -20,6 +21,7 @@ from typing import Any
 from msgspec import convert, to_builtins
 
 from ddp_prof.benchmark.store import Tables, load_tables, open_database, upsert, writing
+from ddp_prof.errors import TraceError
 from ddp_prof.tune.measure import Loss, Made, Measured, Program
 from ddp_prof.tune.tries import Try
 
@@ -178,6 +180,13 @@ class Store:
             return []
         _, trials, steps, losses = load_tables(self.path, TABLES)
         return [_trial_of(row, steps, losses) for row in trials if row.tuning == self.id]
+
+    def check(self) -> None:
+        """Raise TraceError if trials cannot be written: before a run, which may take minutes."""
+        path = self.path.absolute()
+        needed = [path.parent, *([path] if path.exists() else [])]  # SQLite makes a file of its own in the folder
+        if not all(os.access(each, os.W_OK) for each in needed if each.exists()):
+            raise TraceError(self.path, "cannot be written", "name another file with --store")
 
     def write(self, trial: Trial) -> None:
         """Write a trial, completely or not at all; it replaces an earlier trial of the same round and try.

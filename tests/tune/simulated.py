@@ -51,6 +51,9 @@ class NoStore(Store):
     def load(self) -> list[Any]:
         return []
 
+    def check(self) -> None:
+        pass
+
     def write(self, trial: Any) -> None:
         pass
 

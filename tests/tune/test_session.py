@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import replace
@@ -293,6 +294,25 @@ def test_a_file_that_is_something_else_is_left(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="not a results database"):
         tune(Simulated(), "static_graph", store=store)
     assert file.read_text() == "mine"
+
+
+def test_a_store_that_cannot_be_written_is_noticed_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, may = tmp_path / "tune.db", os.access
+
+    def run(text: str) -> list[str]:
+        program = Simulated()
+        tune(program, text, store=Store(file, PROGRAM, parse_tries([text]), tmp_path), rounds=1)
+        return program.runs
+
+    assert len(run("static_graph")) == 3
+    for read_only in (tmp_path, file):
+        # permissions mean nothing to root
+        monkeypatch.setattr(os, "access", lambda path, mode, at=read_only: path != at and may(path, mode))
+        assert run("static_graph") == [], "what it has is shown"
+        with pytest.raises(TraceError, match=r"tune\.db: cannot be written: name another file with --store"):
+            run("bucket_cap_mb=5")
 
 
 def session(minutes: float, store: Store | None = None, hangs: str = "") -> Session:
