@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 
 from ddp_prof.capture.job import export_reports, plan_job
 from ddp_prof.errors import WorkloadError
@@ -46,9 +47,13 @@ def record(program: Program, tried: Try, store: Path, folder: Path, environ: Map
     job, _ = plan_job(program.command, target, "auto", steps, environ)
     # One step more than is recorded: the recording has ended before the program does.
     recorded = replace(program, command=job.command, steps=RECORDED_STEPS + 1, is_recorded=True)
-    recorded.measure(tried, environ)
     way_out = "see whether 'ddp-prof capture' records the program"
-    export_reports(job, environ, way_out)
+    try:
+        recorded.measure(tried, environ)
+        export_reports(job, environ, way_out)
+    except BaseException:  # else the next time the traces of some ranks would be taken for the capture
+        rmtree(target, ignore_errors=True)
+        raise
     if not job.traces:
         raise WorkloadError(f"no rank wrote a trace into {target}: {way_out}")
     return job.traces

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,11 @@ from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.doctor.gains import ARGUMENTS
+from ddp_prof.errors import WorkloadError
+from ddp_prof.tune import recorded
 from ddp_prof.tune.candidates import SIZES_OF_FINDINGS, Candidates, choose_for, choose_tries, tries_of
-from ddp_prof.tune.tries import parse_tries
+from ddp_prof.tune.measure import Program
+from ddp_prof.tune.tries import TODAY, parse_tries
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.tune.test_programs import PLAIN, programs
@@ -131,3 +136,23 @@ def test_one_capture_ends_in_order_and_ends_the_tuning(
     again = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
     assert json.loads(again.stdout) == document
     assert [file.stat().st_mtime_ns for file in files] == before, "the capture that is there was read"
+
+
+def test_a_capture_that_failed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 had written its trace when rank 1 failed: the next command took that for the whole capture."""
+    folders: list[Path] = []
+
+    def plan(command: tuple[str, ...], folder: Path, *_: object) -> tuple[Any, str]:
+        folders.append(folder)
+        return SimpleNamespace(command=command, nsys=None, traces=[*folder.glob("*.json.gz")]), ""
+
+    class Fails(Program):
+        def measure(self, *_: object) -> Any:
+            (folders[-1] / "train.rank0.json.gz").touch()
+            raise WorkloadError("a rank ended")
+
+    monkeypatch.setattr(recorded, "plan_job", plan)
+    for _ in range(2):
+        with pytest.raises(WorkloadError, match="a rank ended"):
+            recorded.record(Fails(("torchrun", "train.py"), 5, 30), TODAY, tmp_path / "tune.db", tmp_path, {})
+    assert len(folders) == 2
