@@ -14,6 +14,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
+from ddp_prof.communication import REDUCE_SCATTER
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
 from ddp_prof.trace import UNKNOWN
@@ -66,6 +67,7 @@ class RootCause:
         ranks: Number of ranks with collectives in the step.
         exceeds_others: Whether it is more than twice as large as every collective of its operation in its pass but the
             first. Then most of it is one parameter, because a bucket closes when it has reached its size.
+        is_sharded: Whether its step also reduce-scatters, as FSDP does before groups of ranks reduce its shards.
         late_rank: Name of the rank that arrives last in the step, if it does so in most steps; else ``None``.
         late_cost_ns: What another rank would gain at most without the lag of that rank, queues behind its waits
             included; ``None`` if that is not known.
@@ -106,6 +108,7 @@ class RootCause:
     late_cost_ns: int | None = None
     ranks: int = 1
     exceeds_others: bool = False
+    is_sharded: bool = False
 
     @property
     def has_others(self) -> bool:
@@ -117,13 +120,14 @@ class RootCause:
         """A value of ``bucket_cap_mb`` of torch's DDP that divides the last bucket: half of its size, in MB.
 
         ``None`` if a smaller last bucket would not shorten the exposed time, or if that is not known: the time is
-        exposed for another reason, the bucket holds a single parameter, or its time does not depend on its size.
+        exposed for another reason, the bucket holds a single parameter, its time does not depend on its size, or
+        gradients are sharded, which torch's DDP does not do.
         """
         half = (self.bytes or 0) // (2 * BYTES_PER_MB)
         is_tail = self.when == TAIL and self.operation == ALL_REDUCE
         is_tail &= self.why in (TRANSFER, QUEUED) and self.carries_gradients and self.is_last
         can_divide = self.operation == ALL_REDUCE and not (self.alike or self.parameters or self.exceeds_others)
-        can_divide &= self.times_per_step == 1
+        can_divide &= self.times_per_step == 1 and not self.is_sharded
         is_late = 2 * self.wait_ns > self.exposed_ns or self.late_rank is not None
         is_worth = not self.step_ns or self.pair_ns >= WORTH * self.step_ns
         several = self.has_others and (self.bytes or 0) >= FEW_BYTES
@@ -235,6 +239,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         late_cost_ns=late.cost_ns if late else None,
         ranks=sum(len(of_rank) > 0 for of_rank in rows),
         exceeds_others=_exceeds_others(own[0], of_pass),
+        is_sharded=any(collective.op == REDUCE_SCATTER for collective in mine),
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
     )
 

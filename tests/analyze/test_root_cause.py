@@ -268,6 +268,27 @@ def test_the_last_bucket_of_a_pass_is_the_last_though_another_network_follows() 
     assert only.smaller_bucket_mb is None, "a network of one bucket has no smaller last one"
 
 
+@pytest.mark.parametrize(("first", "advice_mb"), [("all_reduce", 4), ("reduce_scatter", None)])
+def test_shards_that_groups_of_ranks_reduce_are_no_buckets_of_ddp(first: str, advice_mb: int | None) -> None:
+    """FSDP in groups (HSDP) scatters its gradients, then all-reduces the shards; it has no bucket_cap_mb."""
+    mib = 1 << 20
+    reduces = [
+        (f"{first}|bucket=0|bytes={16 * mib}|params=2", "....##.............."),
+        (f"all_reduce|bucket=0|bytes={8 * mib}|params=2", "......##............"),
+        (f"{first}|bucket=1|bytes={16 * mib}|params=2", ".......#............"),
+        (f"all_reduce|bucket=1|bytes={9 * mib}|params=2", "........########...."),
+    ]
+    phases = [("forward", "##.................."), ("backward", "..#######...........")]
+    waits = ("synchronize", ".........#######....")
+    trace = draw_trace(
+        ranges=[("process|rank=0|world=2", "#" * 20), ("step|index=0", "#" * 20), *phases, waits, *reduces],
+        ranks={PID: 0},
+    )
+    cause = cause_of(trace)
+    assert (cause.when, cause.operation, cause.bucket, cause.is_last) == ("tail", "all_reduce", 1, True)
+    assert cause.smaller_bucket_mb == advice_mb
+
+
 @pytest.mark.slow
 @examples(60, suppress_health_check=list(HealthCheck))
 @given(runs())

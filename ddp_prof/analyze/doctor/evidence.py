@@ -244,8 +244,8 @@ class Gradients(Table):
 
     @property
     def are_sharded(self) -> bool:
-        """Whether most are reduce-scatters, as where gradients are sharded."""
-        return 2 * int(np.count_nonzero(self.operation == REDUCE_SCATTER)) > len(self)
+        """Whether some are reduce-scatters, as where gradients are sharded, perhaps within groups of ranks only."""
+        return bool(np.any(self.operation == REDUCE_SCATTER))
 
     def by_unit(self, combine: np.ufunc, values: Ints | Mask) -> Any:
         """Combine values, one per collective, to one per unit, such as their sum with ``np.add``."""
