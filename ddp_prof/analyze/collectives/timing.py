@@ -29,10 +29,12 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
+    OPTIMIZER_PHASE,
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
     Events,
     find_operations,
+    last_by_step,
 )
 from ddp_prof.analyze.core.operations import Pauses, find_pauses
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -72,6 +74,10 @@ from ddp_prof.trace import (
 BLOCKING = (None, "after_backward", "compute_stream")
 """Why the program waits for a collective: launched after backward, or on the compute stream; ``None``: it does not."""
 
+PLACES = (None, "before_backward", "after_optimizer")
+"""Where no gradient is reduced: before the first compute of backward, or after the last compute of the optimizer that
+followed its pass of backward."""
+
 FEW_BYTES = 64 * 1024
 """Below this size, a collective's duration hardly depends on its size."""
 
@@ -106,8 +112,8 @@ class CollectiveTimings(Table):
         group_size: Number of ranks in the communicator.
         sequence: Its number within the group, if the profiler recorded it and no other collective of the group has it.
         input_ns: End of its input, which is not after its start.
-        backward_begin_ns: First launch of compute in its pass of backward; not known in a capture without steps, and
-            where the clocks of host and device disagree.
+        place: Where it was launched, an index into :data:`PLACES`; 0 in a capture without steps, and where the clocks
+            of host and device disagree.
         backward_end_ns: End of the last compute in its pass of backward; not known in a capture without steps.
         blocking_ns: How long streams (on a CPU: the host) stood still for it.
         slack_ns, held_by: See ``blocking.Consumers``.
@@ -133,7 +139,7 @@ class CollectiveTimings(Table):
     group_size: Ints
     sequence: Ints
     input_ns: Ints
-    backward_begin_ns: Ints
+    place: Ints
     backward_end_ns: Ints
     blocking_ns: Ints
     slack_ns: Ints
@@ -266,7 +272,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         group_size=np.where(recorded.group_id == UNKNOWN, take_or_unknown(ranges.group_size, row), recorded.group_size),
         sequence=np.where(_repeats(recorded, events.start_ns), UNKNOWN, recorded.sequence),
         input_ns=_input_ends(rank, events),
-        backward_begin_ns=_backward_begins(rank),
+        place=_find_places(rank),
         backward_end_ns=rank.backward_end_of_operation_ns,
         **needs,
     )
@@ -296,11 +302,23 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     )
 
 
-def _backward_begins(rank: RankEvents) -> Ints:
-    """Return ``CollectiveTimings.backward_begin_ns``."""
+def _find_places(rank: RankEvents) -> Ints:
+    """Return ``CollectiveTimings.place``."""
+    events, operations = rank.events, rank.operations
     if not rank.has_steps or rank.clocks_disagree:
-        return np.full(len(rank.operations), NO_TIME)
-    return take_or_unknown(rank.passes.first_ns, rank.pass_of_operation, NO_TIME)
+        return np.zeros(len(operations), np.int64)
+    first, last = (
+        take_or_unknown(column, rank.pass_of_operation, NO_TIME)
+        for column in (rank.passes.first_ns, rank.passes.last_ns)
+    )
+    is_known = (operations.launch_ns != NO_TIME) & (first != NO_TIME)
+    is_before = is_known & (operations.launch_ns < first)
+    updates = (events.category == Category.COMPUTE) & (events.phase == OPTIMIZER_PHASE) & (events.launch_ns != NO_TIME)
+    updates &= events.step != UNKNOWN
+    updated = last_by_step(events.launch_ns[updates], events.step[updates], len(rank.steps))
+    updated = take_or_unknown(updated, operations.step, NO_TIME)
+    is_after = is_known & (updated > last) & (operations.launch_ns > updated)
+    return np.select([is_before, is_after], [1, 2], 0)
 
 
 def _ranges_of_host(ranges: CollectiveRanges, events: Events) -> Ints:
@@ -498,7 +516,8 @@ def carry_gradients(rank: RankCollectives) -> Mask:
 
     These are reductions with a known bucket, and reductions launched in backward. A reduction launched after backward
     counts only if backward never launches one on this rank; otherwise it reduces a norm or a loss, also in a step of an
-    accumulation whose backward reduces nothing. It does not count if it is a single number, as NCCL's barrier is.
+    accumulation whose backward reduces nothing, or parameters after the optimizer. It does not count if it is a single
+    number, as NCCL's barrier is.
     Exceptions:
 
     - If at least half as many reductions of the same kind as these were launched before backward of the same step,
@@ -517,10 +536,11 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     first_ns = np.full(int(step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
     is_early = (timings.launch_ns < first_ns[step]) & _are_with_any(step, in_backward)
-    is_early |= timings.launch_ns < timings.backward_begin_ns
+    is_early |= timings.place == PLACES.index("before_backward")
     is_early &= (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME)
     is_early |= timings.phase == PHASES.index(FORWARD)
-    is_late = ~is_early & ~is_number & ~np.any(is_reduction & in_backward)
+    is_late = ~is_early & ~is_number & (timings.place != PLACES.index("after_optimizer"))
+    is_late &= ~np.any(is_reduction & in_backward)
     # Of each collective's kind: the number that was launched before backward, and of those that may be gradients.
     early, late = (
         np.bincount(same_kind[rows], minlength=len(same_kind))[same_kind]

@@ -367,7 +367,9 @@ class RunEvidence:
     def why_no_gradients(self) -> str | None:
         """Why it is not known whether a collective reduces gradients; ``None`` if that is known, or nothing reduces."""
         ranks = self.analysis.ranks
-        is_known = len(self.gradients) or any((rank.timings.phase != UNKNOWN).any() for rank in ranks)
+        is_known = len(self.gradients) or any(
+            (rank.timings.phase != UNKNOWN).any() or (rank.timings.backward_end_ns != NO_TIME).any() for rank in ranks
+        )
         reduces = any(np.isin(rank.timings.operation, REDUCTIONS).any() for rank in ranks)
         return NO_PHASES if reduces and not is_known else None
 

@@ -1048,7 +1048,10 @@ def with_averaged_metric(where: str, bucket_steps: tuple[int, ...]) -> Trace:
                         device.launch(1_000, 20, MS, is_collective=True)
             average("after backward")
             with device.range("optimizer"):
+                average("in the optimizer")
                 device.launch(1_000, 7, MS, is_collective=False)
+                average("end of the optimizer")
+            average("after the optimizer")
         device.synchronize(1_000)
     return device.trace()
 
@@ -1056,18 +1059,34 @@ def with_averaged_metric(where: str, bucket_steps: tuple[int, ...]) -> Trace:
 @pytest.mark.parametrize(
     ("where", "bucket_steps", "rules"),
     [
+        ("in the optimizer", (), ["gradients reduced after backward"]),
+        ("end of the optimizer", (), []),
+        ("after the optimizer", (), []),
         ("after backward", (), ["gradients reduced after backward"]),
         ("after backward", (2, 5), []),
         ("before forward", (), []),
         ("before forward", (2, 5), []),
     ],
-    ids=["a flat reduction", "a loss of each micro-batch", "a metric alone", "a metric of each micro-batch"],
+    ids=[
+        "before its first kernel",
+        "parameters",
+        "parameters later",
+        "a flat reduction",
+        "a loss of each micro-batch",
+        "a metric alone",
+        "a metric of each micro-batch",
+    ],
 )
 def test_what_no_gradient_can_be_is_no_fault_of_the_reduction_of_gradients(
     where: str, bucket_steps: tuple[int, ...], rules: list[str]
 ) -> None:
-    """Gradients are not reduced before backward, nor after it in steps between those whose backward reduces them."""
-    assert named(with_averaged_metric(where, bucket_steps)) == rules
+    """Gradients are not reduced before backward, nor after it in steps between those whose backward reduces them.
+
+    Nor are they after the optimizer that needs them.
+    """
+    found = diagnose(with_averaged_metric(where, bucket_steps))
+    assert [one.rule for one in found.findings] == rules
+    assert "all rules about gradients" not in [one.rule for one in found.abstained]
 
 
 def test_how_late_the_first_bucket_is_does_not_depend_on_what_follows_backward() -> None:
