@@ -498,11 +498,11 @@ class RankEvents(Brief):
         known = (events.launch_ns != NO_TIME) & (events.phase != UNKNOWN) & (events.step != UNKNOWN)
         if self.backward != "inferred" or not self.has_steps or not known.any():
             return empty(Phases)
-        events = select(events, np.flatnonzero(known)[np.argsort(events.launch_ns[known], kind="stable")])
-        is_backward = events.phase == BACKWARD_PHASE
-        first = np.flatnonzero(begins_run(is_backward, events.step))
-        last = np.append(first[1:], len(events)) - 1
-        first, last = first[is_backward[first]], last[is_backward[first]]
+        rows = np.flatnonzero(known)[np.argsort(events.launch_ns[known], kind="stable")]
+        is_backward = events.phase[rows] == BACKWARD_PHASE
+        first = np.flatnonzero(begins_run(is_backward, events.step[rows]))
+        last = np.append(first[1:], len(rows)) - 1
+        first, last = rows[first[is_backward[first]]], rows[last[is_backward[first]]]
         return Phases(events.launch_ns[first], events.launch_ns[last], events.phase[first], events.launcher[first])
 
     @cached_property

@@ -407,13 +407,14 @@ def median_or_zero(values: Sequence[int] | Ints) -> int:
 def measure_facts(rank: RankEvents) -> RankFacts:
     """Measure the facts of a rank that the doctor's rules need and no other analysis has."""
     syncs, sync_ns = _syncs_in_backward(rank)
-    # ``busy``: when the stream with most compute was busy; ``fed``: also in the gaps of :func:`_held_gaps`.
+    # ``busy``: when the stream with most compute was busy; ``held``: its gaps that more launches would not have filled.
     events, on_stream = rank.events, rank.events.lane == rank.compute_stream
     busy = _union_of(events, on_stream)
-    fed = busy | _held_gaps(busy, events, on_stream)
+    held = _held_gaps(busy, events, on_stream)
     is_copy = (take_or_unknown(rank.trace.activities.kind, events.activity) == Kind.COPY) & on_stream
     start_ns, length_ns = _windows(rank)
     end_ns = start_ns + length_ns
+    bare_ns = length_ns - busy.covered_ns(start_ns, end_ns)
     # ``named``: the time of each step on the host that phases, inferred backward or communication cover.
     named = np.zeros(len(rank.steps), np.int64)
     # Where the clocks disagree, a range of the host says nothing about times of the device.
@@ -439,8 +440,8 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         device=rank.device,
         syncs=syncs,
         sync_ns=sync_ns,
-        bare_ns=tuple((length_ns - busy.covered_ns(start_ns, end_ns)).tolist()),
-        unfed_ns=tuple((length_ns - fed.covered_ns(start_ns, end_ns)).tolist()),
+        bare_ns=tuple(bare_ns.tolist()),
+        unfed_ns=tuple((bare_ns - held.covered_ns(start_ns, end_ns)).tolist()),
         copies_ns=tuple(_union_of(events, is_copy).covered_ns(start_ns, end_ns).tolist()),
         copy_launches_ns=tuple(_launches_ns(rank, is_copy).tolist()),
         knows_syncs=_knows_syncs(rank),
@@ -533,7 +534,7 @@ def _held_gaps(busy: Intervals, events: Events, on_stream: Mask) -> Intervals:
     np.maximum.at(launch_ns, first[begins], unknown[begins])
     idle_from, idle_to = busy.end_ns[:-1], busy.start_ns[1:]
     is_held = launch_ns[1:] < idle_from - LAUNCHED_AHEAD_NS
-    return union(idle_from[is_held], idle_to[is_held])
+    return Intervals(idle_from[is_held], idle_to[is_held])  # none touches another: the stream is busy in between
 
 
 def _launches_ns(rank: RankEvents, chosen: Mask) -> Ints:
