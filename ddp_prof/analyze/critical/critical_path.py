@@ -367,6 +367,7 @@ class _Walker:
         can_change: Whether clocks can be compared, so that a path can change to the rank that arrived last.
         columns: For each rank, columns of its work and of its :class:`Chains`, in the order in which they are unpacked.
         timing_of: For each rank, the row in its timings of each of its operations, if that is a collective.
+        index_of: For each rank, the position of each of its collectives in its step.
         match_of: For each rank, the row in ``run.matches`` of each of its collectives; ``UNKNOWN`` without a match.
     """
 
@@ -381,6 +382,7 @@ class _Walker:
             of_chains = chains.first, chains.copies_ns, chains.gaps_ns
             self.columns.append([column.data for column in (*of_work, *of_chains)])
         self.timing_of = [positions(own.of_timing, len(own.work)) for own in ranks]
+        self.index_of = [rank.timings.index for rank in run.ranks]
         self.match_of = [
             positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
         ]
@@ -412,7 +414,7 @@ class _Walker:
             collectives=tuple(
                 PathCollective(
                     rank=rank,
-                    index=int(self.run.ranks[rank].timings.index[timing]),
+                    index=int(self.index_of[rank][timing]),
                     on_path_ns=used,
                     gain_ns=gain if is_matched or len(self.ranks) < 2 else None,
                     is_matched=is_matched,

@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
+from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.core.work import Work
 from ddp_prof.analyze.critical import critical_path
@@ -163,7 +164,11 @@ def test_the_path_is_one_that_the_device_knows(device: Device) -> None:
         assert parts_of(path) in possible_paths(device)
 
 
-def test_one_collective_gains_what_the_next_ones_block() -> None:
+def test_one_collective_gains_what_the_next_ones_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And positions of collectives in their steps are found once, not for each of them, which grows with the square."""
+    read, find_index = [], CollectiveTimings.__dict__["index"].fget
+    counting = property(lambda timings: read.append(timings) or find_index(timings))
+    monkeypatch.setattr(CollectiveTimings, "index", counting)
     #  stream 7   kkkk..............ccc
     #  stream 20  ....AAAAAAAABBBBBB         without A, B ends 8 earlier, though nothing stands still for A
     device = one_bucket(kernel=4, collective=8, then=0)
@@ -175,6 +180,7 @@ def test_one_collective_gains_what_the_next_ones_block() -> None:
         getattr(second, name)(*arguments, **more)
     path = path_of(second.trace(has_step=True))
     assert [(one.index, one.gain_ns) for one in path.collectives] == [(1, 6), (0, 8)]
+    assert len(read) == 1
 
 
 @pytest.mark.slow
