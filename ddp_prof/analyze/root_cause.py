@@ -14,7 +14,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
-from ddp_prof.communication import REDUCE_SCATTER
+from ddp_prof.communication import REDUCE, REDUCE_SCATTER
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
 from ddp_prof.trace import UNKNOWN
@@ -67,7 +67,7 @@ class RootCause:
         ranks: Number of ranks with collectives in the step.
         exceeds_others: Whether it is more than twice as large as every collective of its operation in its pass but the
             first. Then most of it is one parameter, because a bucket closes when it has reached its size.
-        is_sharded: Whether its step also reduce-scatters, as FSDP does before groups of ranks reduce its shards.
+        is_sharded: Whether its step also reduces to shards, as FSDP does before groups of ranks reduce these.
         late_rank: Name of the rank that arrives last in the step, if it does so in most steps; else ``None``.
         late_cost_ns: What another rank would gain at most without the lag of that rank, queues behind its waits
             included; ``None`` if that is not known.
@@ -239,7 +239,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         late_cost_ns=late.cost_ns if late else None,
         ranks=sum(len(of_rank) > 0 for of_rank in rows),
         exceeds_others=_exceeds_others(own[0], of_pass),
-        is_sharded=any(collective.op == REDUCE_SCATTER for collective in mine),
+        is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
     )
 

@@ -503,8 +503,9 @@ def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata,
     return np.where(is_copy & (found == UNKNOWN) & (recorded.span == UNKNOWN), OPERATIONS.index(PEER_COPY), found)
 
 
-REDUCE_SCATTER = OPERATIONS.index("reduce_scatter")
-REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), REDUCE_SCATTER)
+SHARDING = (OPERATIONS.index("reduce_scatter"), OPERATIONS.index("reduce"))
+"""Operations after which not all ranks have all gradients; DeepSpeed reduces each bucket to the rank that needs it."""
+REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), *SHARDING)
 """Operations that may reduce gradients; a collective of unknown operation may do so, too."""
 
 NUMBER_BYTES = 8

@@ -335,7 +335,8 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
         f"{len(late.counts)} of {len(run.gradients.counts)} steps launch all reductions of gradients after backward: "
         f"{exposed_ns / 1e6:.2f} ms of a typical step are exposed.",
         "Launch reductions while backward runs, from hooks of the gradients and in several buckets, as "
-        f"DistributedDataParallel does (DeepSpeed: overlap_comm, Megatron-LM: --overlap-grad-reduce).{of_ddp}",
+        f"{'fully_shard' if late.are_sharded else 'DistributedDataParallel'} does (DeepSpeed: overlap_comm, "
+        f"Megatron-LM: --overlap-grad-reduce).{of_ddp}",
         *run.where(late),
         median_or_zero(late.cost_ns),
     )

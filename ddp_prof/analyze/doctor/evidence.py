@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, REDUCE_SCATTER, REDUCTIONS, carry_gradients
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, REDUCTIONS, SHARDING, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -244,8 +244,8 @@ class Gradients(Table):
 
     @property
     def are_sharded(self) -> bool:
-        """Whether some are reduce-scatters, as where gradients are sharded, perhaps within groups of ranks only."""
-        return bool(np.any(self.operation == REDUCE_SCATTER))
+        """Whether some leave each rank a part of the gradients, perhaps within groups of ranks only."""
+        return bool(np.isin(self.operation, SHARDING).any())
 
     def by_unit(self, combine: np.ufunc, values: Ints | Mask) -> Any:
         """Combine values, one per collective, to one per unit, such as their sum with ``np.add``."""

@@ -23,13 +23,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import CollectiveTimings, carry_gradients, find_timings
+from ddp_prof.analyze.collectives.timing import SHARDING, CollectiveTimings, carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.why_unknown import why_unknown
-from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
+from ddp_prof.communication import VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import parse_ranges
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, begins_run, distinct, select
 from ddp_prof.trace import Category, Kind
@@ -71,7 +71,7 @@ NO_BACKWARD = "when backward ends is not known: mark it with a range, and name t
 
 OTHER_CLOCK = f"{CLOCKS}, which decides when gradients are ready: record it again"
 SHARDED = (
-    "its gradients are reduce-scattered, as by FSDP or ZeRO, whose all-gathers no bucket of gradients explains: only "
+    "its gradients are reduced to shards, as by FSDP or ZeRO, whose all-gathers no bucket of gradients explains: only "
     "steps that all-reduce them are predicted, so capture the job with DistributedDataParallel"
 )
 SEVERAL_GROUPS = (
@@ -260,7 +260,7 @@ def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | Non
     reduces = begins_run(timings.step, timings.backward_end_ns)  # the first reduction of each pass that has one
     if int(np.count_nonzero(reduces)) > len(distinct(timings.step)):
         return RankStructure(SEVERAL_PASSES)
-    if np.any(timings.operation == OPERATIONS.index(REDUCE_SCATTER)):
+    if np.isin(timings.operation, SHARDING).any():
         return RankStructure(SHARDED, is_of_job=True)
     groups = len({*distinct(timings.group)} - {UNKNOWN})
     if groups > 1:

@@ -1106,7 +1106,7 @@ def test_a_hook_that_waits_makes_backward_stand_still_for_all_but_the_last_bucke
 
 @pytest.mark.parametrize(
     ("operation", "argument", "words"),
-    [("AllReduce_Sum", "bucket_cap_mb", "bucket"), ("ReduceScatter_Sum", None, "Shard")],
+    [("AllReduce_Sum", "bucket_cap_mb", "bucket"), ("ReduceScatter_Sum", None, "Shard"), ("Reduce_Sum", None, "Shard")],
 )
 @pytest.mark.parametrize("buckets", [1, 40])
 def test_buckets_are_the_advice_to_all_reduces_and_units_to_shards(
