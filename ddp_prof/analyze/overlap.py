@@ -12,7 +12,7 @@ launched in the step; C is still all compute of the rank::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -378,26 +378,6 @@ class TraceOverlap(FrameResult):
     @property
     def step_notes(self) -> tuple[str, ...]:
         """Lines on ranks without steps, communication outside of steps, and how the lengths of steps are measured."""
-        ahead = (
-            "the host runs ahead: a step's range on the host does not hold the device work that it launched, so a step "
-            "lasts from its first device work to the next step's, and how long the last one took is not known"
-        )
-        apart = (
-            "as the clocks of host and device disagree, a step lasts from its first device work to the next step's, "
-            "and how long the last one took is not known"
-        )
-        unfollowed = (
-            "how long a step took is not known: most of its device work lies outside of its range on the host, and no "
-            "step is known to be followed by one whose device work begins later"
-        )
-        outside = (
-            "{:.0%} of the device work that steps launched ran outside of their ranges on the host: the length of a "
-            "step is that of its range, and its parts are what ran in it"
-        )
-        # The note `outside` is for ranks whose steps are measured by ranges that lack much of the steps' device work.
-        lacking = [rank for rank in self.ranks if rank.lacks_work and rank.clock == HOST]
-        share = 1 - sum(rank.held_work_ns or 0 for rank in lacking) / max(1, sum(rank.step_work_ns for rank in lacking))
-        unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
         found = []
         whole_ns = sum(rank.comm_ns or 0 for rank in self.ranks if rank.communicating_steps)
         outside_ns = sum(rank.outside_of_steps_ns for rank in self.ranks)
@@ -405,25 +385,10 @@ class TraceOverlap(FrameResult):
             found.append(
                 f"{outside_ns / whole_ns:.0%} of communication belongs to no step: figures per step leave it out"
             )
-        for text, about in (
-            (unmarked, [rank.name for rank in self.ranks if rank.collectives and rank.clock is None]),
-            (outside.format(share), [rank.name for rank in lacking if not rank.clocks_disagree]),
-            (
-                ahead,
-                [
-                    rank.name
-                    for rank in self.ranks
-                    if rank.clock == DEVICE and rank.lengths_ns and not rank.clocks_disagree
-                ],
-            ),
-            (apart, [rank.name for rank in self.ranks if rank.clocks_disagree and rank.lengths_ns]),
-            (
-                unfollowed,
-                [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns and rank.reason != LOST],
-            ),
-        ):
-            if about and any(rank.marked_steps for rank in self.ranks):
-                found.append(text if len(about) == len(self.ranks) else f"{', '.join(about)}: {text}")
+        for is_about, text in _NOTES_ABOUT_RANKS if any(rank.marked_steps for rank in self.ranks) else ():
+            if about := [rank for rank in self.ranks if is_about(rank)]:
+                names = "" if len(about) == len(self.ranks) else f"{', '.join(rank.name for rank in about)}: "
+                found.append(names + text.format(outside=_share_outside_of_ranges(about)))
         return tuple(found)
 
     def to_frame(self, *, by_step: bool = False) -> DataFrame:
@@ -444,6 +409,48 @@ class TraceOverlap(FrameResult):
         names = [one.name for one in result_columns(RankOverlap) if one.in_document and one.name != "steps"]
         rows = [{name: getattr(rank, name) for name in names} for rank in self.ranks]
         return make_frame_from_rows(["run", *names], [{"run": self.label, **row} for row in rows])
+
+
+_NOTES_ABOUT_RANKS: tuple[tuple[Callable[[RankOverlap], object], str], ...] = (
+    (
+        lambda rank: rank.collectives and rank.clock is None,
+        "no steps are marked, so figures per step are those of other ranks (see --step-range)",
+    ),
+    (
+        lambda rank: rank.lacks_work and rank.clock == HOST,
+        (
+            "{outside:.0%} of the device work that steps launched ran outside of their ranges on the host: the length "
+            "of a step is that of its range, and its parts are what ran in it"
+        ),
+    ),
+    (
+        lambda rank: rank.clock == DEVICE and rank.lengths_ns and not rank.clocks_disagree,
+        (
+            "the host runs ahead: a step's range on the host does not hold the device work that it launched, so a step "
+            "lasts from its first device work to the next step's, and how long the last one took is not known"
+        ),
+    ),
+    (
+        lambda rank: rank.clocks_disagree and rank.lengths_ns,
+        (
+            "as the clocks of host and device disagree, a step lasts from its first device work to the next step's, "
+            "and how long the last one took is not known"
+        ),
+    ),
+    (
+        lambda rank: rank.marked_steps and not rank.lengths_ns and rank.reason != LOST,
+        (
+            "how long a step took is not known: most of its device work lies outside of its range on the host, and no "
+            "step is known to be followed by one whose device work begins later"
+        ),
+    ),
+)
+"""Which ranks a note of :attr:`TraceOverlap.step_notes` is about, and its text."""
+
+
+def _share_outside_of_ranges(ranks: Sequence[RankOverlap]) -> float:
+    """Return the share of the steps' work on the device that ran outside of their ranges on the host."""
+    return 1 - sum(rank.held_work_ns or 0 for rank in ranks) / max(1, sum(rank.step_work_ns for rank in ranks))
 
 
 def keys_of(steps: Sequence[StepOverlap]) -> list[int]:
