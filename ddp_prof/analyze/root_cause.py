@@ -173,16 +173,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     are_gradients = [
         bool(one) for rank, of_rank in zip(run.ranks, rows, strict=True) for one in carry_gradients(rank)[of_rank]
     ]
-    # The pair of when and why with most exposed time and, of this pair's time, the collective with most (`culprit`).
-    pairs: Counter[tuple[str, str]] = Counter()
-    for collective in step:
-        for part in collective.exposed_by:
-            pairs[part.when, part.why] += part.ns
-    pair = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
-    parts: Counter[tuple[int | None, str | None, int]] = Counter()
-    for collective in step:
-        parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
-    (culprit, culprit_ns), *_ = parts.most_common(1)
+    pair, pair_ns, culprit, culprit_ns = _find_culprit(step)
     own = [collective for collective in step if _match_key(collective) == culprit]
     # `own` is the culprit on all ranks. Ranks may have different numbers of collectives, so these are counted on one
     # rank (`mine`).
@@ -192,25 +183,16 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     of_pass = [collective for collective in mine if _pass_key(collective) == _pass_key(own[0])]
     sizes = {collective.bytes for collective in own if collective.bytes is not None}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
-    lengths = [
-        length_ns
-        for rank in run.ranks
-        for key, length_ns in zip(rank.step_keys.tolist(), rank.times.length_ns.tolist(), strict=False)
-        if key == typical
-    ]
-    alike = find_alike_times(run, own[0].op) if own[0].op else None
-    late = next((one for one in (skew.steps if skew else ()) if one.step == typical and one.last is not None), None)
-    if skew and late and late.last is not None and 2 * skew.ranks[late.last].last_steps <= len(skew.steps):
-        late = None  # in less than half of the steps: different ranks are late in different steps
+    late_rank, late_cost_ns = _find_late_rank(skew, typical)
     return RootCause(
         step=own[0].step,
-        alike=alike,
+        alike=find_alike_times(run, own[0].op) if own[0].op else None,
         steps=max(1, len(found.exposed_by_step)),
         exposed_ns=sum(collective.exposed_ns for collective in step),
         total_exposed_ns=total,
         when=pair[0],
         why=pair[1],
-        pair_ns=pairs[pair],
+        pair_ns=pair_ns,
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
         knows_wait=all(collective.exposed_wait_ns is not None for collective in own)
         and _has_all_parts(run, own[0], *places[step.index(own[0])]),
@@ -235,13 +217,54 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         carries_gradients=are_gradients[step.index(own[0])],
         has_launch=own[0].launch_ns is not None,
         knows_late=skew is None or skew.reason is None,
-        late_rank=skew.ranks[late.last].name if skew and late and late.last is not None else None,
-        late_cost_ns=late.cost_ns if late else None,
+        late_rank=late_rank,
+        late_cost_ns=late_cost_ns,
         ranks=sum(len(of_rank) > 0 for of_rank in rows),
         exceeds_others=_exceeds_others(own[0], of_pass),
         is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
-        step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
+        step_ns=_sum_lengths(run, typical),
     )
+
+
+def _find_culprit(step: Sequence[Collective]) -> tuple[tuple[str, str], int, tuple[int | None, str | None, int], int]:
+    """Return the pair of when and why with most exposed time in a step, and the collective with most of that time.
+
+    The results are the pair, its time, the :func:`_match_key` of the collective, and the collective's part of that
+    time, summed over ranks.
+    """
+    pairs: Counter[tuple[str, str]] = Counter()
+    for collective in step:
+        for part in collective.exposed_by:
+            pairs[part.when, part.why] += part.ns
+    pair = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
+    parts: Counter[tuple[int | None, str | None, int]] = Counter()
+    for collective in step:
+        parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
+    ((culprit, culprit_ns),) = parts.most_common(1)
+    return pair, pairs[pair], culprit, culprit_ns
+
+
+def _find_late_rank(skew: RunSkew | None, key: int | None) -> tuple[str | None, int | None]:
+    """Return the name of the rank that arrives last in the step with this key, and what that costs.
+
+    Both are ``None`` unless the rank is last in most steps: else different ranks are late in different steps.
+    """
+    for one in skew.steps if skew else ():
+        if skew and one.step == key and one.last is not None:
+            rank = skew.ranks[one.last]
+            return (rank.name, one.cost_ns) if 2 * rank.last_steps > len(skew.steps) else (None, None)
+    return None, None
+
+
+def _sum_lengths(run: RunAnalysis, key: int | None) -> int | None:
+    """Return the length of the step with this key, summed over ranks; ``None`` if it is not known of a rank."""
+    lengths = [
+        length_ns
+        for rank in run.ranks
+        for of_step, length_ns in zip(rank.step_keys.tolist(), rank.times.length_ns.tolist(), strict=False)
+        if of_step == key
+    ]
+    return sum(lengths) if lengths and UNKNOWN not in lengths else None
 
 
 def _has_all_parts(run: RunAnalysis, one: Collective, rank: int, row: int) -> bool:
