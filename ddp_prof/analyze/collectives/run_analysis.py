@@ -189,23 +189,14 @@ def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, 
 
 def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
     """Return how to convert each file's times to the clock of the first file, by UTC and by matched collectives."""
-    files = list(dict.fromkeys(rank.clock for rank in ranks))
-    present = {rank.rank for rank in ranks if rank.rank is not None}
-    world = max((rank.world_size or 0 for rank in ranks), default=0)
-    missing = tuple(sorted(set(range(world)) - present)) if present else ()
-    # Processes whose rank is not known may be those.
-    if len({(rank.clock, rank.process) for rank in ranks if rank.rank is None}) >= len(missing):
-        missing = ()
+    files, missing = list(dict.fromkeys(rank.clock for rank in ranks)), _find_missing_ranks(ranks)
     if len(files) < 2:
         return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(file, 0, 0, 0.0, 0) for file in files))
     # `base` is the difference of each file's clock from the first file's by UTC; 0 if a file does not tell its UTC.
     epochs = {rank.clock: rank.epoch_ns for rank in ranks}
     has_epochs = all(epoch is not None for epoch in epochs.values())
     base = {file: (epochs[file] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for file in files}
-    # The end of each matched collective on each file's clock, the latest of the file's ranks.
-    all_ends = matches.column(ranks, "end_ns")
-    in_file = [[rank.clock == file for rank in ranks] for file in files]
-    ends = np.stack([all_ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
+    ends = _ends_by_file(ranks, matches, files)
     # `reference` is when each collective ended, on the clock of the first file. At first it holds the ends of the first
     # file; each file that has been aligned adds the ends of its other collectives. `waiting` are the files not aligned.
     reference, waiting = ends[:, 0].copy(), list(range(1, len(files)))
@@ -242,6 +233,25 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
         missing_ranks=missing,
         clocks=tuple(offsets[index] for index in range(len(files))),
     )
+
+
+def _find_missing_ranks(ranks: Sequence[RankCollectives]) -> tuple[int, ...]:
+    """Return the ranks of the job that are not among ``ranks``; none if processes of unknown rank may be these."""
+    present = {rank.rank for rank in ranks if rank.rank is not None}
+    world = max((rank.world_size or 0 for rank in ranks), default=0)
+    missing = tuple(sorted(set(range(world)) - present)) if present else ()
+    unknown = {(rank.clock, rank.process) for rank in ranks if rank.rank is None}
+    return missing if len(unknown) < len(missing) else ()
+
+
+def _ends_by_file(ranks: Sequence[RankCollectives], matches: Matches, files: Sequence[Path]) -> Ints:
+    """Return the end of each matched collective (row) on the clock of each file (column), in ns.
+
+    It is the latest end on the file's ranks; ``NO_TIME`` if none of these takes part.
+    """
+    ends = matches.column(ranks, "end_ns")
+    in_file = [[rank.clock == file for rank in ranks] for file in files]
+    return np.stack([ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
 
 
 def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
