@@ -165,16 +165,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """
     # The arguments before -- are ours, those after it are for the workload.
     at = argv.index("--") if "--" in argv else len(argv)
-    parser = argparse.ArgumentParser(
-        "profile_variant.sh",
-        description="Capture one variant. What follows -- is for python -m ddp_prof.train. Settings are environment "
-        "variables; scripts/profile_variant.sh lists them.",
-        epilog="Example: STEPS=5 scripts/profile_variant.sh bucketed --bucket-size-mb 25 -- --precision bf16",
-        allow_abbrev=False,
-    )
-    parser.add_argument("variant", choices=VARIANTS)
-    parser.add_argument("--bucket-size-mb")
-    options = _parsed(parser.parse_args, argv[:at])
+    options = _parsed(_make_parser().parse_args, argv[:at])
 
     # The number of ranks. If a launcher started them, this process is one of them, and ``place`` says which; otherwise
     # torchrun or the workload will start them.
@@ -188,8 +179,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     sharing = _whole(environ, "RANKS_PER_GPU", 1)
     local = "NGPU" if environ.get("NGPU") else "WORLD_SIZE"
     ranks = _whole(place, "WORLD_SIZE", 1) or _whole(environ, local, 1, most_ranks()) or 2
-    found = re.search(r"--nnodes[= ](?:[0-9]+:)?([0-9]+)", environ.get("TORCHRUN", ""))
-    nodes = _whole({"--nnodes": found[1]}, "--nnodes", 1, 1_000_000) or 1 if found else 1
+    nodes = _count_nodes(environ.get("TORCHRUN", ""))
 
     # Device: GPUs if each rank of this machine has a place on one.
     gpus = visible_gpus(environ)
@@ -213,11 +203,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     workload = ["--variant", options.variant]
     workload += [word for option, value in settings.items() if value for word in (option, value)] + list(argv[at + 1 :])
     arguments = _parsed(parse_arguments, workload)
-    # Name of the files: variant, bucket size, options that change the variant.
-    size = arguments.bucket_size_mb
-    has_size = options.bucket_size_mb or options.variant == BUCKETED
-    sizes = ["unbounded" if size is None else f"{size:g}mb"] if has_size else []
-    base = "_".join([options.variant, *sizes, *variant_extras(arguments.manifest_options())]).replace(" ", "_")
+    base = _name_files(options.variant, arguments, has_size=options.bucket_size_mb or options.variant == BUCKETED)
     try:
         flags = shlex.split(environ.get("NSYS_FLAGS", ""))
     except ValueError as error:
@@ -237,6 +223,33 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         tuple(flags),
         limit_s,
     )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments that are not for the workload."""
+    parser = argparse.ArgumentParser(
+        "profile_variant.sh",
+        description="Capture one variant. What follows -- is for python -m ddp_prof.train. Settings are environment "
+        "variables; scripts/profile_variant.sh lists them.",
+        epilog="Example: STEPS=5 scripts/profile_variant.sh bucketed --bucket-size-mb 25 -- --precision bf16",
+        allow_abbrev=False,
+    )
+    parser.add_argument("variant", choices=VARIANTS)
+    parser.add_argument("--bucket-size-mb")
+    return parser
+
+
+def _count_nodes(torchrun: str) -> int:
+    """Return the number of machines that the arguments of torchrun ask for: of ``1:4``, 4; without any, 1."""
+    found = re.search(r"--nnodes[= ](?:[0-9]+:)?([0-9]+)", torchrun)
+    return _whole({"--nnodes": found[1]}, "--nnodes", 1, 1_000_000) or 1 if found else 1
+
+
+def _name_files(variant: str, config: RunConfig, *, has_size: object) -> str:
+    """Return the name of a capture's files: the variant, its bucket size if it has one, options that change it."""
+    size = config.bucket_size_mb
+    sizes = ["unbounded" if size is None else f"{size:g}mb"] if has_size else []
+    return "_".join([variant, *sizes, *variant_extras(config.manifest_options())]).replace(" ", "_")
 
 
 def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
