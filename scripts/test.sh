@@ -16,6 +16,9 @@ cd "$root"
 cores="$(nproc)"
 side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 
+# Several test processes share the cores: threads of torch and NumPy that wait for one another would spin in the others' time.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
+
 # Without bytecode files, each program that a test starts would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
 
