@@ -11,22 +11,46 @@ file as torch.profiler writes it, for half of those that could be such; of other
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from ddp_prof.analyze.core import recording
 from ddp_prof.ingest import collectives, enrich
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.table import Ints, Mask, Table, select
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import COPY_WITHIN, runs, small
+from tests.oracle.recorded import MOST_EARLY, MOST_LATE
 
 LATER_NS = 5_000
 """No event of a file of torch.profiler begins at 0, but those that lost their times."""
+
+
+NOT_IN_THE_ORACLE = (
+    "to record some steps earlier or later",  # core/test_step_alignment.py
+    "nothing that its host did was recorded",  # test_overlap.py
+    "have the correlation number of another one's launch",  # ../cli/test_reported.py
+)
+"""What is said of captures by rules of which the oracle does not know, and where these are tested."""
+
+
+@contextmanager
+def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
+    """The package with the oracle's rules alone, at the scale of what is drawn, which lasts tens of ns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
+        patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
+        # Three reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
+        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes"):
+            patch.setattr(recording, rule, lambda *_: False)
+        yield patch
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,19 @@ from ddp_prof.analyze.collectives import exposed_time, lateness, run_analysis
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.core import recording
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.step_columns import StepLength
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
-from ddp_prof.ingest import enrich
 from ddp_prof.present.tables.collectives import _summed_rows
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.trace import Trace
 from tests import oracle
-from tests.analyze.damaged_runs import DamagedRun, damaged_runs
+from tests.analyze.damaged_runs import NOT_IN_THE_ORACLE, DamagedRun, damaged_runs, known_to_the_oracle
 from tests.examples import examples
 from tests.measuring import analysis_of
 from tests.oracle.exposure import BACK_TO_BACK
-from tests.oracle.recorded import MOST_EARLY, MOST_LATE
 
 DRAWN = examples(
     200,
@@ -46,24 +43,11 @@ DRAWN = examples(
 )  # fmt: skip
 
 
-NOT_IN_THE_ORACLE = (
-    "to record some steps earlier or later",  # core/test_step_alignment.py
-    "nothing that its host did was recorded",  # test_overlap.py
-    "have the correlation number of another one's launch",  # ../cli/test_reported.py
-)
-"""What is said of captures by rules of which the oracle does not know, and where these are tested."""
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _times_at_the_scale_of_what_is_drawn() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+def _times_known_to_the_oracle() -> Iterator[None]:
+    with known_to_the_oracle() as patch:
         patch.setattr(exposed_time, "BACK_TO_BACK_NS", BACK_TO_BACK)
         patch.setattr(lateness, "BACK_TO_BACK_NS", BACK_TO_BACK)
-        patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
-        patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
-        # Three reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
-        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes"):
-            patch.setattr(recording, rule, lambda *_: False)
         yield
 
 
