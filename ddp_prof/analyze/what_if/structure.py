@@ -54,6 +54,10 @@ ALIKE = 0.75
 
 NO_STEPS = "no steps are marked in it: name a range that each step has with --step-range, or mark steps"
 NO_GRADIENTS = "no collective of this capture is known to reduce gradients: capture a step of training with backward"
+OF_OTHERS = (
+    "none of its collectives seems to reduce gradients, though its steps have a backward: only the reductions of data "
+    "parallelism are predicted, so capture a step in which gradients are synchronized"
+)
 NO_CALLS = (
     "which steps launched its collectives is not known: record calls, too, by nsys with --trace=cuda,nvtx or by "
     "torch.profiler with ProfilerActivity.CPU"
@@ -254,7 +258,9 @@ def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | Non
     if not len(timings):
         communicates = rank.events.category == Category.COMMUNICATION
         is_called = rank.events.launch_ns[communicates] != NO_TIME
-        return RankStructure(NO_GRADIENTS if is_called.any() or not communicates.any() else NO_CALLS)
+        if communicates.any() and not is_called.any():
+            return RankStructure(NO_CALLS)
+        return RankStructure(OF_OTHERS if is_called.any() and rank.is_backward.any() else NO_GRADIENTS)
     if rank.clocks_disagree:
         return RankStructure(OTHER_CLOCK)
     reduces = begins_run(timings.step, timings.backward_end_ns)  # the first reduction of each pass that has one

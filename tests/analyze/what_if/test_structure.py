@@ -17,6 +17,7 @@ from ddp_prof.analyze.what_if.structure import (
     _HALF,
     IN_BACKWARD,
     NO_CALLS,
+    OF_OTHERS,
     SEVERAL_PASSES,
     RankStructure,
     _ends_with_vote,
@@ -80,6 +81,18 @@ def test_the_kernels_of_a_recent_torch_tell_when_gradients_are_ready() -> None:
 def test_where_no_calls_were_recorded_they_are_asked_for_and_not_a_backward() -> None:
     (rank,) = find_rank_events(draw_trace(ranges={"step 0": "########"}, streams={7: ".aa..bb.", 9: "..NNN..."}))
     assert find_structure(rank).reason == NO_CALLS
+
+
+def test_where_all_reductions_are_of_activations_no_backward_is_asked_for() -> None:
+    """Tensor parallelism alone was told to capture a step with backward, which it had."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 16, "forward": "########", "backward": "........########"},
+        launches={"main": "aA......bB......"},
+        streams={7: ".aaa....bbb.....", 9: "....AAA....BBB.."},
+    )
+    (rank,) = find_rank_events(trace)
+    assert rank.is_backward.any()
+    assert find_structure(rank).reason == OF_OTHERS
 
 
 def test_gloo_on_a_cpu_runs_several_at_once() -> None:
