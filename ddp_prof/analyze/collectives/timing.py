@@ -516,9 +516,9 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     """Return a mask of the collectives of a rank that seem to reduce gradients.
 
     These are reductions with a known bucket, and reductions launched in backward. A reduction launched after backward
-    counts only if backward never launches one on this rank; otherwise it reduces a norm or a loss, also in a step of an
-    accumulation whose backward reduces nothing, or parameters after the optimizer. It does not count if it is a single
-    number, as NCCL's barrier is.
+    counts only if backward never launches one of gradients on this rank; otherwise it reduces a norm or a loss, also in
+    a step of an accumulation whose backward reduces nothing, or parameters after the optimizer. It does not count if it
+    is a single number, as NCCL's barrier is.
     Exceptions:
 
     - If at least half as many reductions of the same kind as these were launched before backward of the same step,
@@ -526,7 +526,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     - If no phase is known, as in a trace of inference, no reduction is assumed to reduce gradients.
     """
     timings = rank.timings
-    # A kind is an operation of a communicator in a step. `is_late`: no reduction is launched in backward.
+    # A kind is an operation of a communicator in a step. `is_late`: backward launches none but of activations.
     is_reduction = np.isin(timings.operation, REDUCTIONS)
     _, step = distinct_rows(timings.step)
     _, same_kind = distinct_rows(timings.step, timings.operation, timings.group)
@@ -540,15 +540,17 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     is_early |= timings.place == PLACES.index("before_backward")
     is_early &= (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME)
     is_early |= timings.phase == PHASES.index(FORWARD)
+    early = np.bincount(same_kind[is_early & ~is_number], minlength=len(same_kind))[same_kind]
+
+    def of_activations(may_be_gradients: Mask) -> Mask:
+        """Whether at least half as many of a collective's kind were launched early."""
+        late = np.bincount(same_kind[may_be_gradients], minlength=len(same_kind))[same_kind]
+        return (early > 0) & (2 * early >= late)
+
     is_late = ~is_early & ~is_number & (timings.place != PLACES.index("after_optimizer"))
-    is_late &= ~np.any(is_reduction & in_backward)
-    # Of each collective's kind: the number that was launched before backward, and of those that may be gradients.
-    early, late = (
-        np.bincount(same_kind[rows], minlength=len(same_kind))[same_kind]
-        for rows in (is_early & ~is_number, in_backward | is_late)
-    )
-    of_activations = (early > 0) & (2 * early >= late)
-    may_be_gradients = (in_backward | is_late) & ~of_activations & _are_with_any(step, knows_backward | tells_phase)
+    is_late &= ~np.any(is_reduction & in_backward & ~of_activations(in_backward))
+    may_be_gradients = in_backward | is_late
+    may_be_gradients &= ~of_activations(may_be_gradients) & _are_with_any(step, knows_backward | tells_phase)
     found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | may_be_gradients)
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_prof.analyze.collectives.timing import find_timings
+import numpy as np
+
+from ddp_prof.analyze.collectives.timing import carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
@@ -168,6 +170,19 @@ def test_what_forward_launches_waits_for_no_gradient() -> None:
     (only,) = collectives_of(trace)
     assert (only.phase, only.ready_ns, only.ready_source) == ("forward", None, None)
     assert {part.why for part in only.exposed_by} == {"late_input"}, "it was said to be launched late"
+
+
+def test_gradients_are_reduced_after_backward_beside_the_activations_of_tensor_parallelism() -> None:
+    """T and U of its group hid that M and N of the other one are of gradients: no finding was about these."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 20, "forward": "####", "backward": "....####"},
+        launches={"main": "fT..bU..MN"},
+        streams={7: ".ff..bb......", 9: "..TT..UU..MMNN"},
+    )
+    (rank,) = find_rank_events(trace)
+    found = find_timings(rank)
+    apart = replace(found.timings, group=np.array([0, 0, 1, 1]))
+    assert carry_gradients(replace(found, timings=apart)).tolist() == [False, False, True, True]
 
 
 def test_within_a_graph_nothing_tells_when_gradients_are_ready() -> None:
