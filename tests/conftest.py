@@ -41,12 +41,15 @@ MARKERS_OF = {
     "capture/test_variant.py": "slow",
     "cli/test_mcp.py": "slow",
     "cli/test_names.py": "slow",
+    "cli/test_one_file.py": "slow",
     "cli/test_terminal.py": "slow",
     "ingest/test_hostile.py": "slow",
     "ingest/test_hostile_tables.py": "slow",
     "ingest/test_hostile_writers.py": "slow",
+    "ingest/test_nsys_raw_report.py": "slow",
     "ingest/test_row_order.py": "slow",
     "ingest/test_transformed.py": "slow",
+    "runs/test_kept.py": "slow",
     "test_own_traces.py": "slow",
 }
 WAITING = {"capture/test_job.py", "train/test_workload.py", "benchmark/test_sweep_command.py"}

@@ -246,6 +246,7 @@ def test_the_title_of_the_waterfall_names_no_run_that_the_turns_do_not_support()
     assert _waterfall_headline(waterfall, clear) == "flat takes 20 % off the step of naive, measured in turns"
 
 
+@pytest.mark.torch
 def test_ranks_train_configurations_one_after_another() -> None:
     """In processes of their own, as the study's runs; the memory of a process is that of all of them."""
     configs = [replace(config, steps=2, warmup=1) for config in (NAIVE, BUCKETED)]
@@ -259,6 +260,7 @@ def test_ranks_train_configurations_one_after_another() -> None:
     assert (bool(naive.messages), naive.final_loss) == (True, pytest.approx(bucketed.final_loss))
 
 
+@pytest.mark.torch
 def test_one_that_fails_fails_the_round() -> None:
     lost = measure_in_turns([NAIVE, replace(FLAT, batch_size=3)])
     assert [str(error).partition(":")[0] for error in lost] == ["a batch of 3 cannot be split evenly over 2 ranks"] * 2
