@@ -3,7 +3,7 @@
 # because a program is missing.
 #
 #   scripts/test.sh [arguments of pytest]         the whole gate
-#   scripts/test.sh fast [arguments of pytest]    under a minute: without torch, nsys, Chromium and slow tests
+#   scripts/test.sh fast [arguments of pytest]    about a minute: without torch, nsys, Chromium and slow tests
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
