@@ -2,8 +2,9 @@
 
 The *consumer* of a collective is the operation that needs its result. Without the collective, it could begin at the
 latest of: the end of the operation before it on its stream, the start of its launch call, and the ends of everything
-else it waits for. From then to the end of the last collective that it waits for, its stream *stands still for
-communication*. A collective that ended earlier had *slack*. C is a collective, c its consumer, k other kernels::
+else it waits for, and of what its collectives wait for. From then to the end of the last collective that it waits for,
+its stream *stands still for communication*. A collective that ended earlier had *slack*. C is a collective, c its
+consumer, k other kernels::
 
     stream 20         ....CCCCCCCC...          stream 20   ..CCC..........
     stream 7          kkkkkk......ccc          stream 7    kkkkkkkkkkkkccc
@@ -123,6 +124,7 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     other_ns = np.full(len(consumers), NO_TIME)
     np.maximum.at(other_ns, nth[~collective], end_ns[needed[~collective]])
     nth, needed = nth[collective], needed[collective]
+    np.maximum.at(other_ns, nth, _inputs_ns(trace, dependencies, is_mine & is_collective)[needed])
     last_ns = np.full(len(consumers), NO_TIME)
     np.maximum.at(last_ns, nth, end_ns[needed])
 
@@ -151,6 +153,24 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
         unknown=np.unique(needed[~is_known]),
         unneeded=np.setdiff1d(mine, needed),
     )
+
+
+def _inputs_ns(trace: Trace, dependencies: Dependencies, are_collectives: Mask) -> Ints:
+    """Return for each activity that is a collective the last end of an operation that is none and that it waits for.
+
+    That is one before it on its stream, or one for which it, or a collective before it there, waits by an event. It is
+    no later than the collective's start, and ``NO_TIME`` without such an operation, as for all other activities.
+    """
+    activities, edges, stream = trace.activities, dependencies.edges, dependencies.stream
+    found = np.full(len(activities), NO_TIME)
+    by_event = are_collectives[edges.consumer] & (activities.category[edges.producer] != Category.COMMUNICATION)
+    np.maximum.at(found, edges.consumer[by_event], activities.end_ns[edges.producer[by_event]])
+    for one in distinct(stream[are_collectives]):
+        rows = dependencies.in_order[stream[dependencies.in_order] == one]
+        is_other = activities.category[rows] != Category.COMMUNICATION
+        last_ns = np.maximum.accumulate(np.where(is_other, activities.end_ns[rows], found[rows]))
+        found[rows] = np.where(is_other, NO_TIME, np.minimum(last_ns, activities.start_ns[rows]))
+    return found
 
 
 def _disjoint(stretches: Stretches) -> Stretches:

@@ -52,6 +52,30 @@ def test_a_stream_stands_still_from_the_end_of_its_work_to_the_end_of_the_collec
     assert HELD_BY[blocking.consumers.held_by[0]] == "collective"
 
 
+def test_what_needs_a_collective_stands_still_only_from_when_the_collective_could_begin() -> None:
+    """As torch's fp16 hook converts what was reduced on a stream of its own, which is launched before its gradient ran.
+
+    Without communication it would wait for the gradient, too: steps of 1.44 ms were said to stand still for 1.23 ms of
+    0.30 ms of communication, and hiding it to gain 86 %, where nothing else computed for 0.08 ms.
+    """
+    #  stream 7   kkkkkkkkgggg
+    #  stream 20  ........CCCCCDDDDD   (C waits for k, D for g)
+    #  stream 8   .............c....d
+    #                     ^^^^^ ^^^^
+    device = Device()
+    device.launch(0, 7, 8, is_collective=False)
+    for event, compute in ((1, 4), (2, 0)):
+        device.record(0, 7, event)
+        device.wait(0, 20, event)
+        device.launch(0, 20, 5, is_collective=True)
+        device.record(0, 20, event)
+        device.wait(0, 8, event)
+        device.launch(0, 8, 1, is_collective=False)
+        if compute:
+            device.launch(0, 7, compute, is_collective=False)
+    assert blamed(blocking_of(device.trace())) == dict.fromkeys(range(8, 13), 1) | dict.fromkeys(range(14, 18), 4)
+
+
 def test_a_collective_that_ends_under_compute_blocks_nothing_and_has_slack() -> None:
     #  stream 7   kkkk##########ccc
     #  stream 20  ....CCCCC

@@ -191,8 +191,18 @@ class Device:
             before = self.operations[before].before
         waits |= on_stream
         others = {index for index in waits if not self.operations[index].is_collective} | {before} - {None}
+        collectives = {index for index in waits if self.operations[index].is_collective}
+        others |= {index for one in collectives for index in self.inputs(one)}
         could = max([one.launch, *(self.operations[index].end for index in others)])
-        return {index for index in waits if self.operations[index].is_collective}, could
+        return collectives, could
+
+    def inputs(self, collective: int | None) -> set[int]:
+        """What a collective waits for that is none: by event, on its stream, or as one before it there does."""
+        found = set[int]()
+        while collective is not None and self.operations[collective].is_collective:
+            found |= {index for index in self.operations[collective].waits if not self.operations[index].is_collective}
+            collective = self.operations[collective].before
+        return found | {collective} - {None}
 
 
 def _category(one: Operation) -> Category:
