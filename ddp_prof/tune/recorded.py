@@ -17,7 +17,7 @@ from shutil import rmtree
 from ddp_prof.capture.job import export_reports, plan_job
 from ddp_prof.errors import WorkloadError
 from ddp_prof.tune.measure import Program
-from ddp_prof.tune.store import digest_scripts
+from ddp_prof.tune.store import deciding_variables, digest_scripts
 from ddp_prof.tune.tries import Try
 
 RECORDED_STEPS = 10
@@ -36,8 +36,10 @@ def record(program: Program, tried: Try, store: Path, folder: Path, environ: Map
     Raises:
         WorkloadError: The program fails, or ends before its last step, or no rank is recorded.
     """
-    # The name of the folder is a digest, so another program, or a changed script, has another folder.
-    known = json.dumps([program.command, program.warmup, digest_scripts(program.command, folder)])
+    # The name of the folder is a digest, so another program, a changed script or another setting of NCCL in the
+    # environment has another folder.
+    scripts, variables = digest_scripts(program.command, folder), deciding_variables(environ)
+    known = json.dumps([program.command, program.warmup, scripts, variables], sort_keys=True)
     name = re.sub(r"[^\w.=+-]", "_", tried.label)
     target = store.absolute().with_suffix("") / sha256(known.encode()).hexdigest()[:8] / name
     target.mkdir(parents=True, exist_ok=True)

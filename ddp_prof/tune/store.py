@@ -26,6 +26,12 @@ from ddp_prof.tune.measure import Loss, Made, Measured, Program
 from ddp_prof.tune.tries import Try
 
 OK, OUT_OF_MEMORY, OUT_OF_TIME, FAILED = "ok", "out_of_memory", "out_of_time", "failed"
+_DECIDING = (
+    *("NCCL_", "RCCL_", "GLOO_", "UCC_", "UCX_", "FI_"),  # communication
+    *("CUDA_", "HIP_", "ROCR_", "TORCH_", "PYTORCH_"),  # devices, and what torch does on them
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),  # how many threads compute, and on which cores
+)
+"""Beginnings of the names of environment variables that decide how fast a program computes and communicates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +150,9 @@ TABLES: Tables = {
 class Store:
     """The trials of one tuning in a database file.
 
-    A tuning is identified by the program, its folder and the text of its scripts, the tries, what their variables of
-    the environment are today, the numbers of warm-up and measured steps, and the machine. So a program that was changed
-    is measured anew.
+    A tuning is identified by the program, its folder and the text of its scripts, the tries, what their variables and
+    others that decide (:func:`deciding_variables`) are today, the numbers of warm-up and measured steps, and the
+    machine. So a program that was changed is measured anew.
     """
 
     def __init__(
@@ -158,7 +164,8 @@ class Store:
         known |= {"warmup": program.warmup, "steps": program.steps, "machine": platform.node()}
         known["scripts"] = digest_scripts(program.command, folder)
         known |= {"in_process": True} if program.in_process else {}
-        today = {name: environ[name] for tried in tries for name in tried.environment if name in environ}
+        tried_today = {name: environ[name] for tried in tries for name in tried.environment if name in environ}
+        today = {**deciding_variables(environ), **tried_today}
         known |= {"environment": today} if today else {}
         self._tuning = StoredTuning(
             id=sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16],
@@ -220,6 +227,11 @@ class Store:
             for table in ("trial_steps", "trial_losses"):
                 database.table(table).delete_where("trial = ?", [name])
             upsert(database, TABLES, tunings=[self._tuning], trials=[row], trial_steps=steps, trial_losses=losses)
+
+
+def deciding_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that decide how fast a program computes and communicates."""
+    return {name: value for name, value in environ.items() if name.startswith(_DECIDING)}
 
 
 def digest_scripts(command: Sequence[str], folder: Path) -> Mapping[str, str]:

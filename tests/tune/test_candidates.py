@@ -156,3 +156,21 @@ def test_a_capture_that_failed_is_made_again(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(WorkloadError, match="a rank ended"):
             recorded.record(Fails(("torchrun", "train.py"), 5, 30), TODAY, tmp_path / "tune.db", tmp_path, {})
     assert len(folders) == 2
+
+
+def test_another_setting_of_communication_has_a_capture_of_its_own(tmp_path: Path) -> None:
+    """The trace of a run with NCCL_ALGO=Tree was taken for that of a run without it."""
+    store, program = tmp_path / "tune.db", Program(("torchrun", "train.py"), 5, 30)
+    folders: list[Path] = []
+
+    def plan(_command: object, folder: Path, *_: object) -> Any:
+        folders.append(folder)
+        raise WorkloadError("not now")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recorded, "plan_job", plan)
+        for environ in ({}, {"NCCL_ALGO": "Tree"}, {"NCCL_ALGO": "Tree", "SHLVL": "2"}):
+            with pytest.raises(WorkloadError, match="not now"):
+                recorded.record(program, TODAY, store, tmp_path, environ)
+    assert len(set(folders)) == 2
+    assert folders[1] == folders[2]

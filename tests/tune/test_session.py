@@ -279,6 +279,17 @@ def test_another_value_of_a_tried_variable_today_has_runs_of_its_own(tmp_path: P
     assert store(OMP_NUM_THREADS="4").load() == []
 
 
+def test_another_setting_of_communication_today_has_runs_of_its_own(tmp_path: Path) -> None:
+    """Runs with NCCL_P2P_DISABLE=1 were shown as those without it, as no try names that variable."""
+
+    def store(**environ: str) -> Store:
+        return Store(tmp_path / "tune.db", PROGRAM, parse_tries(["static_graph"]), tmp_path, {"HOME": "/", **environ})
+
+    tune(Simulated(), "static_graph", store=store(NCCL_P2P_DISABLE="1"), rounds=1)
+    assert len(store(NCCL_P2P_DISABLE="1", SHLVL="2").load()) == 3
+    assert store().load() == store(NCCL_P2P_DISABLE="0").load() == []
+
+
 def test_losses_that_are_not_finite_are_kept(tmp_path: Path) -> None:
     program = Simulated()
     program.losses = {"today": (2.0, None)}
