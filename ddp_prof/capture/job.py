@@ -104,6 +104,20 @@ class Job:
             key=lambda file: by_number(file.name),
         )
 
+    def refuse_to_replace(self, folder: Path, world: int | None = None) -> None:
+        """Raise WorkloadError if :meth:`remove_old` would remove a file that no capture has made.
+
+        It may be data of the user: ``train.sqlite``, in a folder that was given for the files of the capture.
+        """
+        from ddp_prof.ingest.load import is_of_capture
+
+        for file in self._find_old(folder, world):
+            if not is_of_capture(file) and os.path.lexists(file):  # another part may have removed it meanwhile
+                raise WorkloadError(
+                    f"{file} would be replaced, and it is no file of a capture: move it away, or capture into another "
+                    "folder"
+                )
+
     def remove_old(self, folder: Path, world: int | None = None) -> None:
         """Remove the files that an earlier capture of the same name left in a folder.
 
@@ -111,14 +125,22 @@ class Job:
         only its own files, and files that no part of this run will write: of a capture without parts, of parts of
         another kind, and of parts whose number is ``world`` or more. ``None``: the number of ranks is not known.
         """
+        for file in self._find_old(folder, world):
+            file.unlink(missing_ok=True)
+
+    def _find_old(self, folder: Path, world: int | None) -> list[Path]:
+        """Return the files that :meth:`remove_old` removes, by their names."""
         pattern = re.compile(
             re.escape(self.name) + r"(?:(\.rank|\.node)(\d+))?\.(run\.json|nsys-rep|sqlite|json\.gz|qdstrm)"
         )
+        old = []
         for file in folder.iterdir():
             if (found := pattern.fullmatch(file.name)) is None:
                 continue
             kind, number, suffix = found.groups()  # such as ``.rank``, ``3``, ``sqlite``; no kind: of a whole run
-            if not self.part or f"{kind}{number}" == self.part:
+            if suffix == "json.gz" and kind != ".rank":
+                is_old = False  # torch.profiler writes a file per rank: this one is the user's
+            elif not self.part or f"{kind}{number}" == self.part:
                 is_old = True
             elif kind is None:  # of a capture without parts; run.json is common to all parts
                 is_old = suffix != "run.json"
@@ -126,8 +148,8 @@ class Job:
                 is_old = self.nsys is not None
             else:  # a capture has parts of one kind, nodes or ranks
                 is_old = not self.part.startswith(kind) or (world is not None and int(number) >= world)
-            if is_old:
-                file.unlink(missing_ok=True)
+            old += [file] if is_old else []
+        return old
 
 
 def plan_job(
@@ -192,10 +214,11 @@ def run_job(job: Job, *, replaces: bool = True) -> int:
     """Run the program of a job at this terminal and return its exit code.
 
     Signals to this process go to the program; after a signal, ranks that still run are ended. With ``replaces`` the
-    files of an earlier capture are removed before.
+    files of an earlier capture are removed before; raises WorkloadError if one of their names is of another file.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     if replaces:
+        job.refuse_to_replace(job.folder)
         job.remove_old(job.folder)
     with scratch_folder() as scratch:
         return run(job.command, os.environ, scratch)

@@ -332,6 +332,8 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         with holding, scratch_folder() as scratch, _partial_folder(plan) as partial:
             if _is_done(plan, nsys, profiler, key):  # the process that held the folder has made this capture
                 return f"{plan.name}: up to date"
+            # Before anything runs; what is recorded goes into another folder first.
+            plan.job(partial, nsys, profiler, key).refuse_to_replace(plan.traces, plan.ranks)
             _record(plan, nsys, profiler, key, scratch, partial)
     except WorkloadError as error:
         raise WorkloadError(f"{plan.name}: {error}") from error

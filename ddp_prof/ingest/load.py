@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import stat
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from pkgutil import resolve_name
 from time import perf_counter
@@ -233,6 +235,35 @@ def _files_of_traces(paths: Iterable[Path]) -> list[Path]:
         if reader and is_kind and (not reader.is_common_suffix or reader.recognises(_head(path))):
             found.append(path)
     return found
+
+
+def is_of_capture(file: Path) -> bool:
+    """Return whether captures make such a file, by its content: a report, an export, a trace or a ``run.json``.
+
+    True of an empty or damaged one; false of a file that cannot be read.
+    """
+    if file.suffix in (".nsys-rep", ".qdstrm"):  # nothing else has these suffixes
+        return file.is_file()
+    try:
+        head = _head(file)
+    except TraceError:
+        return False
+    if not head:
+        return True
+    if file.name.endswith(SUFFIX):
+        return b'"key"' in head  # older releases wrote other keys beside this one
+    source = next((reader.source for reader in READERS if reader.recognises(head)), None)
+    return source == "kineto" if file.suffix != ".sqlite" else source == "nsys-sqlite" and _is_export(file)
+
+
+def _is_export(file: Path) -> bool:
+    """Return whether a database is an export of nsys, or one that was cut off."""
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        return True
+    return not tables or "StringIds" in tables
 
 
 def refuse_to_export(path: Path) -> None:

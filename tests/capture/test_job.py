@@ -8,9 +8,11 @@ import multiprocessing.util
 import os
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -28,10 +30,12 @@ from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest import load
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.nsys_program import Nsys
+from ddp_prof.manifest import write_manifest
 from tests.capture.conftest import exported, written_by_torch
 from tests.command_line import run
 from tests.examples import IS_NIGHTLY
 from tests.forked_torchrun import forked_torchrun
+from tests.test_manifest import MANIFEST
 from tests.waiting import wait_until
 
 DDP_PROF = Path(sys.executable).with_name("ddp-prof")
@@ -910,6 +914,48 @@ def test_a_part_says_what_it_holds_and_when_to_read_all(
     assert done.exit_code == 0, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last == f"recorded {recorded} have ended, too, read all files with 'ddp-prof overlap {tmp_path / 'out'}'"
+
+
+@pytest.mark.parametrize("name", ["train.sqlite", "train.rank1.sqlite", "train.run.json", "train.rank0.json.gz"])
+def test_data_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (script := tmp_path / "train.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    if name == "train.sqlite":
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            database.execute("CREATE TABLE samples (text)")
+    else:
+        sample = b'{"text": "a sample"}\n'
+        (tmp_path / name).write_bytes(gzip.compress(sample) if name.endswith("gz") else sample)
+    before = (tmp_path / name).read_bytes()
+    done = run("capture", "-o", tmp_path, "--profiler", "torch", "--", sys.executable, script)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        f"{tmp_path / name} would be replaced, and it is no file of a capture: move it away, or capture into another "
+        "folder"
+    )
+    assert (tmp_path / name).read_bytes() == before
+    assert not (tmp_path / "ran").exists()
+
+
+def test_data_of_a_name_that_no_capture_writes_stays(tmp_path: Path) -> None:
+    (data := tmp_path / "train.json.gz").write_bytes(gzip.compress(b'{"text": "a sample"}\n'))
+    job = Job((), tmp_path, "train", "", None, on_gpus=False)
+    job.refuse_to_replace(tmp_path)
+    job.remove_old(tmp_path)
+    assert data.exists()
+
+
+def test_what_captures_leave_is_replaced(tmp_path: Path) -> None:
+    exported(tmp_path / "train.sqlite", {0: 1})
+    (tmp_path / "train.nsys-rep").write_text("report")
+    written_by_torch(tmp_path / "train.rank1.json.gz", 1)
+    write_manifest(MANIFEST, tmp_path / "train.run.json")
+    whole = (tmp_path / "train.sqlite").read_bytes()
+    (tmp_path / "train.rank2.sqlite").write_bytes(whole[: len(whole) // 2])  # cut off
+    (tmp_path / "train.rank3.json.gz").touch()
+    job = Job((), tmp_path, "train", "", None, on_gpus=False)
+    job.refuse_to_replace(tmp_path)
+    job.remove_old(tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

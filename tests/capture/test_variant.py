@@ -57,11 +57,13 @@ def test_captures_of_elsewhere_are_replaced(machine: Machine) -> None:
     traces = machine.folder / "traces"
     traces.mkdir()
     (traces / "overlap.run.json").write_text(json.dumps({"key": "0" * 64}, indent=1))
-    for name in ("overlap.sqlite", "overlap.rank0.json.gz", "overlap.rank12.sqlite", "flat.sqlite", "overlap_2.sqlite"):
-        (traces / name).write_text("theirs")
+    written_by_torch(traces / "overlap.rank0.json.gz", 0)
+    for name in ("overlap.sqlite", "overlap.rank12.sqlite", "flat.sqlite", "overlap_2.sqlite"):
+        exported(traces / name, {0: 7})
+    theirs = (traces / "overlap.sqlite").read_bytes()
     machine.done("overlap")
     assert machine.traces == ["flat.sqlite", *THREE, "overlap_2.sqlite"]
-    assert (traces / "overlap.sqlite").read_bytes() != b"theirs"
+    assert (traces / "overlap.sqlite").read_bytes() != theirs
 
 
 def test_settings_reach_the_workload(machine: Machine) -> None:
@@ -252,7 +254,7 @@ def test_a_launchers_ranks_have_a_report_each(machine: Machine) -> None:
     traces = machine.folder / "traces"
     traces.mkdir()
     for old in ("overlap.sqlite", "overlap.rank7.sqlite", "overlap.rank1.json.gz", "flat.rank7.sqlite"):
-        (traces / old).write_text("of an earlier capture")
+        (traces / old).touch()
     machine.workload('case "$*" in *--world-size*) exit 1 ;; esac\n[ "$RANK" = 0 ] || exit 0')
     for rank in (1, 0):
         assert machine.done("overlap", **_as_rank(rank)).startswith(f"overlap.rank{rank}: captured by nsys")
@@ -263,6 +265,16 @@ def test_a_launchers_ranks_have_a_report_each(machine: Machine) -> None:
     ]
     names = {line.partition("=")[0] for line in (machine.folder / "workload.env").read_text().splitlines()}
     assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= names
+
+
+def test_data_of_the_user_is_not_replaced(machine: Machine) -> None:
+    (traces := machine.folder / "traces").mkdir()
+    (traces / "overlap.sqlite").write_text("data")
+    code, _, complaint = machine.capture("overlap")
+    assert code == 1
+    assert "would be replaced, and it is no file of a capture" in complaint
+    assert (traces / "overlap.sqlite").read_text() == "data"
+    assert not machine.runs
 
 
 def test_a_rank_that_fails_leaves_nothing(machine: Machine) -> None:
