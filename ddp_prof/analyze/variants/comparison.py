@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -328,77 +327,78 @@ def _compute_ns(run: VariantSummary) -> int | None:
 
 def _summarize(result: TraceOverlap) -> VariantSummary:
     """Return the figures of a run without a speed-up."""
-    # The steps of each rank that the figures are of. If none communicates although communication was seen or may be
-    # missing in the trace, figures that rest on launches are hidden: 0 would be false.
-    communicating = [rank.communicating_steps for rank in result.ranks]
-    by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
-    reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks])
-    is_lost = any(rank.comm_ns for rank in result.ranks) or reason == GRAPHS or reason in NOT_TIMED
-    if not any(communicating) and is_lost:
-        by_rank = [tuple(hide(step, Hidden.LAUNCHES) for step in of_rank) for of_rank in by_rank]
-    # Medians of single figures; some of them only if they are known in all steps.
+    ranks, outliers = result.ranks, result.outliers
+    reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in ranks])
+    by_rank = _steps_of_figures(result, reason)
     steps = [step for of_rank in by_rank for step in of_rank]
-    times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
-    lengths_of_steps = [step.length for step in steps]
-    times["communicating_step_ns"] = _median(lengths_of_steps, "ns")
-    for name in ("tail_ns", "blocking_ns", "blocking_at_most_ns"):
-        if any(getattr(step, name) is None for step in steps):
-            times[name] = None
-    # Medians with their intervals: of the length of steps and of exposed time.
-    step_ns = [rank.lengths_ns for rank in result.ranks]
-    step_width = _half_width_on_demand(step_ns, [keys_of(rank.timed_steps) for rank in result.ranks])
-    known = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
-    exposed = [_known_values(of_rank, "exposed_ns") for of_rank in known]
-    exposed_width: Callable[[], int | None] | None = _half_width_on_demand(exposed, list(map(keys_of, known)))
-    exposed_ns = _rounded_median(exposed)
-    is_hidden = any(step.comm_ns is not None and step.exposed_ns is None for step in steps)
-    if is_hidden:
-        # For some steps, it is not known how much of their communication was overlapped. They may be all steps of a
-        # rank, so the steps in which it is known do not stand for them.
-        exposed_ns, exposed_width = None, None
-    blocked = sum(bool(step.blocking_ns) for step in steps)
-    lengths = [ns for of_rank in step_ns for ns in of_rank]
-    outliers = result.outliers
-    figures_ns: dict[str, Any] = {name: None if ns is None else round(ns) for name, ns in times.items()}
+
+    communicating = [rank.communicating_steps for rank in ranks]
+    lengths = [ns for rank in ranks for ns in rank.lengths_ns]
     nearest = _length_of_typical_step(by_rank)
-    is_known = figures_ns["comm_ns"] is not None and exposed_ns is not None
+    comm_ns = _rounded_median(_known_values(steps, "comm_ns"))
+    # The steps whose exposed time is not known may be all steps of a rank: the other steps do not stand for them.
+    knows_exposed = all(step.exposed_ns is not None for step in steps if step.comm_ns is not None)
+    exposed_ns = _rounded_median(_known_values(steps, "exposed_ns")) if knows_exposed else None
+    with_exposed = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
+    find_exposed_half_width = _half_width_on_demand(
+        [_known_values(of_rank, "exposed_ns") for of_rank in with_exposed],
+        [keys_of(of_rank) for of_rank in with_exposed],
+    )
+    blocking_ns = _values_if_all_known(steps, "blocking_ns")
     return VariantSummary(
         label=result.label,
         device=result.device,
         ranks=len(result.job_ranks),
-        steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
-        step_ns=_rounded_median(step_ns),
+        world_size=result.world_size,
+        steps=max((len(rank.marked_steps) for rank in ranks), default=0),
+        communicating_steps=max(map(len, communicating), default=0),
+        others_communicate=any(
+            len(of_rank) < sum(bool(step.comm_ns) for step in rank.marked_steps)
+            for rank, of_rank in zip(ranks, communicating, strict=True)
+        ),
+        step_ns=_rounded_median(lengths),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if len(lengths) > 1 else None,
+        find_step_half_width=_half_width_on_demand(
+            [rank.lengths_ns for rank in ranks], [keys_of(rank.timed_steps) for rank in ranks]
+        ),
+        communicating_step_ns=_rounded_median(_known_values([step.length for step in steps], "ns")),
+        window_ns=_rounded_median(_known_values(steps, "window_ns")),
         # If no collective was seen and the time of communication is not known, there may have been some: ``None``.
-        collectives=_median(steps, "collectives") or (None if figures_ns["comm_ns"] is None else 0.0),
-        overlapped_ns=(figures_ns["comm_ns"] or 0) - (exposed_ns or 0) if is_known else None,
+        collectives=_median(_known_values(steps, "collectives")) or (None if comm_ns is None else 0.0),
+        comm_ns=comm_ns,
         exposed_ns=exposed_ns,
+        overlapped_ns=None if comm_ns is None or exposed_ns is None else comm_ns - exposed_ns,
+        find_exposed_half_width=find_exposed_half_width if knows_exposed else None,
+        overlap_ratio=_share_of_communication(result, "overlapped_ns") if knows_exposed else None,
+        backward_overlap_ratio=_share_of_communication(result, "backward_overlapped_ns") if knows_exposed else None,
+        overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
+        reason=reason,
+        tail_ns=_rounded_median(_values_if_all_known(steps, "tail_ns")),
+        blocking_ns=_rounded_median(blocking_ns),
+        blocking_at_most_ns=_rounded_median(_values_if_all_known(steps, "blocking_at_most_ns")),
+        blocked_steps=sum(map(bool, blocking_ns)) if len(blocking_ns) == len(steps) else None,
+        host_waits=sum(rank.dependencies.host_waits for rank in ranks if rank.dependencies),
         nearest_step_ns=nearest.ns,
         compute_only_ns=nearest.compute_only_ns,
         exposed_memory_ns=nearest.exposed_memory_ns,
         idle_ns=nearest.idle_ns,
         parts_ns={name: getattr(nearest, f"{name}_ns") for name in PARTS},
-        overlap_ratio=None if is_hidden else _share_of_communication(result, "overlapped_ns"),
-        backward_overlap_ratio=None if is_hidden else _share_of_communication(result, "backward_overlapped_ns"),
         speedup=None,
-        find_step_half_width=step_width,
-        find_exposed_half_width=exposed_width,
-        blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,
-        reason=reason,
-        communicating_steps=max(map(len, communicating), default=0),
-        others_communicate=any(
-            len(of_rank) < sum(bool(step.comm_ns) for step in rank.marked_steps)
-            for rank, of_rank in zip(result.ranks, communicating, strict=True)
-        ),
-        world_size=result.world_size,
-        host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
-        overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
-        **figures_ns,
     )
 
 
-_TIMES_OF_STEPS = ("comm_ns", "tail_ns", "window_ns", "blocking_ns", "blocking_at_most_ns")
-"""Attributes of ``StepOverlap`` whose medians are attributes of :class:`VariantSummary` with the same names."""
+def _steps_of_figures(result: TraceOverlap, reason: str | None) -> list[tuple[StepOverlap, ...]]:
+    """Return for each rank the steps that figures are medians of: those that communicate or, without such steps, all.
+
+    If no step communicates although communication was seen or may be missing in the trace, figures that rest on
+    launches are hidden: 0 would be false. ``reason`` is why exposed time is not known.
+    """
+    communicating = [rank.communicating_steps for rank in result.ranks]
+    if any(communicating):
+        return communicating
+    marked = [rank.marked_steps for rank in result.ranks]
+    is_lost = any(rank.comm_ns for rank in result.ranks) or reason == GRAPHS or reason in NOT_TIMED
+    return [tuple(hide(step, Hidden.LAUNCHES) for step in of_rank) for of_rank in marked] if is_lost else marked
 
 
 def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLength:
@@ -422,12 +422,6 @@ def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLen
     return length
 
 
-def _rounded_median(ranks: Sequence[Sequence[float]]) -> int | None:
-    """Return the median over the steps of all ranks; ``None`` without steps."""
-    values = [value for of_rank in ranks for value in of_rank]
-    return round(float(np.median(values))) if values else None
-
-
 def _half_width_on_demand(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]]) -> Callable[[], int | None]:
     """Return a function that measures half of the interval of the median over the steps of all ranks.
 
@@ -446,14 +440,23 @@ def _measure_half_width(ranks: tuple[tuple[float, ...], ...], keys: tuple[tuple[
     return None if half_width is None else round(half_width)
 
 
-def _median(steps: Sequence[StepOverlap | StepLength], name: str) -> float | None:
-    """Return the median of an attribute over the steps in which it is known; ``None`` if that is no step."""
-    values = _known_values(steps, name)
+def _median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if values else None
+
+
+def _rounded_median(values: Sequence[float]) -> int | None:
+    median = _median(values)
+    return None if median is None else round(median)
 
 
 def _known_values(steps: Sequence[StepOverlap | StepLength], name: str) -> list[float]:
     return [value for step in steps if (value := getattr(step, name)) is not None]
+
+
+def _values_if_all_known(steps: Sequence[StepOverlap], name: str) -> list[float]:
+    """Return the values of an attribute, none of them if it is not known in some step."""
+    values = _known_values(steps, name)
+    return values if len(values) == len(steps) else []
 
 
 def _share_of_communication(result: TraceOverlap, part: str) -> float | None:
