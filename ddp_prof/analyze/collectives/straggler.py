@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_prof.analyze.collectives.lateness import find_queue, measure_lateness
-from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.result_bases import (
@@ -269,82 +268,118 @@ class RunSkew(FrameResult):
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
     """Return which rank arrives last at the matched collectives, by how much, and what that costs; see the module."""
-    ranks, matches, alignment = run.ranks, run.matches, run.alignment
-    takes_part = matches.rows != UNKNOWN
-    step, waits = _steps_and_waits(run)
-    knows_exposed = not any(rank.reason for rank in ranks if len(rank.timings))
-
-    lags = _lags(ranks, matches, alignment)
-    if alignment.residual_p95_ns is None:
-        lags[:] = np.nan  # unaligned clocks do not tell who came first
-    least = alignment.residual_p95_ns or 0
-    last = _last_to_arrive(lags, least)
-
-    # `compared` and `late` have one row per step. Without steps, each collective counts by itself.
-    compared, late = lags, last
-    by_step = np.argsort(step, kind="stable")
-    by_step = by_step[step[by_step] != UNKNOWN]
-    of_steps: list[Ints] = []  # for each step, rows of the matches
-    notes: tuple[str, ...] = ()
-    if run.has_steps and len(by_step):
-        of_steps = np.split(by_step, np.flatnonzero(begins_run(step[by_step]))[1:])
-        of_steps, notes = _leave_out_steps_that_lack_ranks(of_steps, takes_part)
-        by_step = np.concatenate(of_steps)
-        last[~np.isin(np.arange(len(last)), by_step) & (step != UNKNOWN)] = UNKNOWN
-        compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
-        late = _last_in_steps(run, of_steps, lags, compared, least)
-
-    keys = [int(step[rows][0]) for rows in of_steps]
-    costs = _costs_of_steps(run, of_steps, late) if knows_exposed else np.zeros(len(of_steps), np.int64)
-    before = _lags_before(run, keys)
-    steps = tuple(
-        StepSkew(
-            step=keys[row],
-            lags_ns=tuple(_int_or_none(lag) for lag in compared[row]),
-            last=None if late[row] == UNKNOWN else int(late[row]),
-            cost_ns=int(costs[row]) if knows_exposed else None,
-            waits_ns=tuple(
-                wait if known and knows_exposed else None
-                for wait, known in zip(waits[rows].sum(axis=0).tolist(), takes_part[rows].any(axis=0), strict=True)
-            ),
-            lag_before_ns=None if late[row] == UNKNOWN else _int_or_none(before[row, late[row]]),
-        )
-        for row, rows in enumerate(of_steps)
-    )
-
-    def cost_of(rank: int) -> int | None:
-        """Return what the rank with this index costs the others in the whole capture."""
-        if not knows_exposed or not len(matches):
-            return None
-        if steps:
-            return sum(one.cost_ns or 0 for one in steps if one.last == rank)
-        return None if _delays_queues(run, last, rank) else _step_cost(waits[last == rank], rank)
-
-    exposed_wait = waits[by_step if of_steps else slice(None)].sum(axis=0)
+    compared, notes = _compare_arrivals(run)
+    waits_ns = _exposed_waits(run)
+    steps = _measure_steps(run, compared, waits_ns)
+    takes_part = run.matches.rows != UNKNOWN
+    rows = np.concatenate(compared.rows) if compared.rows else np.arange(len(run.matches))
+    waited_ns: list[int | None] = [None] * len(run.ranks)
+    if waits_ns is not None and len(rows):
+        waited_ns = waits_ns[rows].sum(axis=0).tolist()
     arrivals = [
         RankArrivals(
             rank=rank,
             takes_part=takes_part[:, index],
-            is_last=last == index,
-            lags_ns=compared[:, index],
-            has_largest_lag=late == index,
-            lags_before_ns=before[:, index] if of_steps else None,
-            exposed_wait_ns=int(exposed_wait[index]) if len(matches) and knows_exposed else None,
-            cost_ns=cost_of(index),
-            steps=len(of_steps),
+            is_last=compared.last == index,
+            lags_ns=compared.lags_ns[:, index],
+            has_largest_lag=compared.late == index,
+            lags_before_ns=compared.before_ns[:, index] if compared.rows else None,
+            exposed_wait_ns=waited_ns[index],
+            cost_ns=_cost_of_rank(run, compared, steps, waits_ns, index),
+            steps=len(steps),
         )
-        for index, rank in enumerate(ranks)
+        for index, rank in enumerate(run.ranks)
     ]
-    of_ranks = tuple(RankSkew(**measure_fields(RankSkew, of_rank)) for of_rank in arrivals)
+    ranks = tuple(RankSkew(**measure_fields(RankSkew, of_rank)) for of_rank in arrivals)
     return RunSkew(
-        ranks=of_ranks,
+        ranks=ranks,
         steps=steps,
-        straggler=_straggler([rank.last_steps for rank in of_ranks]),
-        alignment=alignment,
+        straggler=_straggler([rank.last_steps for rank in ranks]),
+        alignment=run.alignment,
         reason=_why_unknown(run),
         warnings=(*run.warnings, *notes),
         has_steps=run.has_steps,
     )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Which rank is late, in each step or, in a capture without steps, at each matched collective.
+
+    Attributes:
+        last: For each match, the index of the rank that arrives last; ``UNKNOWN`` if there is none, and in steps that
+            are left out.
+        lags_ns: The largest lag of each rank (column) in each step (row); without steps, its lag at each match.
+        late: The index of the late rank of each row of ``lags_ns``; ``UNKNOWN`` if there is none.
+        keys: The key of each step. It and the following are empty without steps.
+        rows: For each step, rows of the matches.
+        before_ns: How late each rank (column) was when each step (row) began; NaN where it is not known.
+    """
+
+    last: Ints
+    lags_ns: Floats
+    late: Ints
+    keys: tuple[int, ...]
+    rows: tuple[Ints, ...]
+    before_ns: Floats
+
+
+def _compare_arrivals(run: RunAnalysis) -> tuple[_Comparison, tuple[str, ...]]:
+    """Return which rank arrives last in each step, and a note if some steps cannot be compared."""
+    lags_ns = _lags(run)
+    least = run.alignment.residual_p95_ns or 0
+    last = _last_to_arrive(lags_ns, least)
+    step = _keys_of_matches(run)
+    of_steps = _rows_of_steps(step) if run.has_steps else []
+    if not of_steps:
+        return _Comparison(last, lags_ns, last, (), (), _lags_before(run, ())), ()
+    of_steps, notes = _leave_out_steps_that_lack_ranks(of_steps, run.matches.rows != UNKNOWN)
+    keys = tuple(int(step[rows[0]]) for rows in of_steps)
+    last[~np.isin(step, (UNKNOWN, *keys))] = UNKNOWN
+    of_steps_ns = np.array([_largest_lags(lags_ns[rows]) for rows in of_steps])
+    late = _last_in_steps(run, of_steps, lags_ns, of_steps_ns, least)
+    return _Comparison(last, of_steps_ns, late, keys, tuple(of_steps), _lags_before(run, keys)), notes
+
+
+def _measure_steps(run: RunAnalysis, compared: _Comparison, waits_ns: Ints | None) -> tuple[StepSkew, ...]:
+    """Return the skew of each step; none without steps. ``waits_ns`` is from :func:`_exposed_waits`."""
+    takes_part = run.matches.rows != UNKNOWN
+    costs: list[int | None] = [None] * len(compared.rows)
+    if waits_ns is not None:
+        costs = _costs_of_steps(run, compared.rows, compared.late).tolist()
+    steps = []
+    for at, rows in enumerate(compared.rows):
+        late = None if compared.late[at] == UNKNOWN else int(compared.late[at])
+        waits: list[int | None] = [None] * len(run.ranks)
+        if waits_ns is not None:
+            summed = zip(waits_ns[rows].sum(axis=0).tolist(), takes_part[rows].any(axis=0), strict=True)
+            waits = [wait if is_present else None for wait, is_present in summed]
+        steps.append(
+            StepSkew(
+                step=compared.keys[at],
+                lags_ns=tuple(map(_int_or_none, compared.lags_ns[at])),
+                last=late,
+                cost_ns=costs[at],
+                waits_ns=tuple(waits),
+                lag_before_ns=None if late is None else _int_or_none(compared.before_ns[at, late]),
+            )
+        )
+    return tuple(steps)
+
+
+def _cost_of_rank(
+    run: RunAnalysis, compared: _Comparison, steps: Sequence[StepSkew], waits_ns: Ints | None, rank: int
+) -> int | None:
+    """Return what the rank with this index costs the others in the whole capture; ``None`` if it is not known."""
+    if waits_ns is None or not len(run.matches):
+        return None
+    if steps:
+        return sum(step.cost_ns or 0 for step in steps if step.last == rank)
+    if _delays_queues(run, compared.last, rank):
+        return None
+    # How long the other rank that waited longest waited at the collectives at which this rank arrived last.
+    waited_ns = waits_ns[compared.last == rank].sum(axis=0)
+    return int(np.delete(waited_ns, rank).max(initial=0))
 
 
 def _leave_out_steps_that_lack_ranks(of_steps: list[Ints], takes_part: Mask) -> tuple[list[Ints], tuple[str, ...]]:
@@ -368,20 +403,36 @@ def _leave_out_steps_that_lack_ranks(of_steps: list[Ints], takes_part: Mask) -> 
     return [rows for rows, whole in zip(of_steps, is_whole, strict=True) if whole], (note,)
 
 
-def _steps_and_waits(run: RunAnalysis) -> tuple[Ints, Ints]:
-    """Return the key of each match's step, and the exposed wait of each rank (column) at each match (row), in ns.
+def _keys_of_matches(run: RunAnalysis) -> Ints:
+    """Return the key of each match's step, ``UNKNOWN`` outside of steps.
 
-    The wait is 0 where the rank takes no part.
+    If ranks have different keys, that of the first rank counts.
     """
+    step = np.full(len(run.matches), UNKNOWN, np.int64)
+    for index, rank in enumerate(run.ranks):
+        step = np.where(step == UNKNOWN, take_or_unknown(rank.keys, run.matches.rows[:, index]), step)
+    return step
+
+
+def _rows_of_steps(step: Ints) -> list[Ints]:
+    """Return the rows of the matches of each step, in the order of the steps' keys."""
+    rows = np.argsort(step, kind="stable")
+    rows = rows[step[rows] != UNKNOWN]
+    return np.split(rows, np.flatnonzero(begins_run(step[rows]))[1:]) if len(rows) else []
+
+
+def _exposed_waits(run: RunAnalysis) -> Ints | None:
+    """Return the exposed wait (ns) of each rank (column) at each match (row), 0 where the rank takes no part.
+
+    ``None`` if the exposed time of some rank is not known.
+    """
+    if any(rank.reason for rank in run.ranks if len(rank.timings)):
+        return None
     rows = run.matches.rows
-    step = np.full(len(rows), UNKNOWN, np.int64)
-    waits = np.zeros(rows.shape, np.int64)
-    for index in reversed(range(len(run.ranks))):  # where ranks have different keys, that of the first one remains
-        of_rank = rows[:, index]
-        key = take_or_unknown(run.ranks[index].keys, of_rank)
-        step = np.where(key == UNKNOWN, step, key)
-        waits[:, index] = np.maximum(0, take_or_unknown(run.exposures[index].exposed_wait_ns, of_rank))
-    return step, waits
+    waits_ns = np.zeros(rows.shape, np.int64)
+    for index, exposure in enumerate(run.exposures):
+        waits_ns[:, index] = np.maximum(0, take_or_unknown(exposure.exposed_wait_ns, rows[:, index]))
+    return waits_ns
 
 
 def _why_unknown(run: RunAnalysis) -> str | None:
@@ -412,21 +463,23 @@ def _why_nothing_in_common(run: RunAnalysis) -> str:
     return "no collective was found on more than one rank"
 
 
-def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
+def _lags(run: RunAnalysis) -> Floats:
     """Return how much later (ns) each rank (column) arrives at each matched collective (row) than the others' median.
 
-    A value is NaN if the rank took no part.
+    A value is NaN if the rank took no part, or if clocks cannot be compared.
     """
-    return _behind_others(_arrivals(ranks, matches, alignment), matches.rows != UNKNOWN)
+    if run.alignment.residual_p95_ns is None:
+        return np.full(run.matches.rows.shape, np.nan)
+    return _behind_others(_arrivals(run), run.matches.rows != UNKNOWN)
 
 
-def _arrivals(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Ints:
+def _arrivals(run: RunAnalysis) -> Ints:
     """Return when each rank (column) arrives at each matched collective (row), on the common clock.
 
     The values mean nothing where a rank takes no part.
     """
-    start = matches.column(ranks, "start_ns")
-    common = [alignment.offset_for(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
+    start = run.matches.column(run.ranks, "start_ns")
+    common = [run.alignment.offset_for(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(run.ranks)]
     return np.stack(common, axis=1) if common else start
 
 
@@ -439,7 +492,7 @@ def _costs_of_steps(run: RunAnalysis, of_steps: Sequence[Ints], late: Ints) -> I
     step = np.full(len(run.matches), UNKNOWN, np.int64)
     for number, rows in enumerate(of_steps):
         step[rows] = number
-    arrivals = _arrivals(run.ranks, run.matches, run.alignment)
+    arrivals = _arrivals(run)
     exposed = [exposure.exposed_ns for exposure in run.exposures]
     gains = measure_lateness(run.ranks, run.matches.rows, arrivals, step, late, exposed)
     longest: Ints = gains.max(axis=1, initial=0)
@@ -531,14 +584,6 @@ def _largest_lags(lags: Floats) -> Floats:
     known = np.where(np.isnan(lags), -np.inf, lags).max(axis=0, initial=-np.inf)
     result: Floats = np.where(np.isinf(known), np.nan, known)
     return result
-
-
-def _step_cost(waits_ns: Ints, late: int) -> int:
-    """Return how long the rank that waited longest, other than the late one, waited in all rows together.
-
-    ``waits_ns`` are the waits of the ranks (columns) at the collectives (rows) at which the late rank arrived last.
-    """
-    return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
 
 
 def _delays_queues(run: RunAnalysis, last: Ints, late: int) -> bool:
