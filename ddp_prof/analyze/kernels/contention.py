@@ -110,70 +110,140 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         ranks: The ranks of the run.
         reference: Ranks of other runs of the same model. Their executions alone are used where the run has none.
     """
-    both = list(map(_compute_in_steps, (*ranks, *reference)))
-    of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
-    if not of_ranks:
-        has_kernels = any(len(runs.kernel) for runs in ranks)
+    computing = list(map(_compute_in_steps, ranks))
+    if not any(len(of_rank.kernel) for of_rank in computing):
+        has_kernels = any(len(of_rank.kernel) for of_rank in ranks)
         which = "no GPU kernel is known to be of a step" if has_kernels else "no GPU kernels in steps"
         return Contention(reason=f"{which}: contention cannot be measured")
-    keys, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
-    duration, beside, step = (
-        concatenate_columns([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
-    )
-    # `key` is the number of each execution's kernel and position in the step; `own` are the executions of the run.
-    rank = concatenate_columns([constant_column(at, len(runs.kernel)) for at, runs in enumerate(both)])
-    _, key = distinct_rows(kernel, count_before(distinct_rows(rank, step, kernel)[1]))  # rows are in order of launch
-    own = np.arange(len(key)) < of_ranks
-    is_mostly_beside: Mask = own & is_mostly_overlapped(duration, beside)
+    runs = _join(computing, list(map(_compute_in_steps, reference)))
+    is_mostly_beside: Mask = runs.own & is_mostly_overlapped(runs.duration_ns, runs.beside_ns)
     if not is_mostly_beside.any():
         return Contention(reason="no kernel ran beside communication for more than half of its time")
-    # `alone` numbers the groups of executions that do the same work; the median of those alone is what they are
-    # compared with.
-    alone = _by_work(key, rank, own, beside == 0, duration)
-    alone_ns, has_alone = _medians_by_key(alone, duration, beside == 0)
-    compared = own & (beside > 0) & has_alone[alone]
-    kernels = np.unique(key[compared & is_mostly_beside])
-    if len(kernels) < LEAST_KERNELS:
-        some = {0: "no kernel", 1: "only one kernel"}.get(len(kernels), f"only {len(kernels)} kernels")
+
+    # Each execution is compared with the median of those in its group that ran alone.
+    group = _by_work(runs, runs.is_alone)
+    alone_ns, has_alone = _medians_by_key(group, runs.duration_ns, runs.is_alone)
+    compared = runs.own & (runs.beside_ns > 0) & has_alone[group]
+    kernels = len(np.unique(runs.key[compared & is_mostly_beside]))
+    if kernels < LEAST_KERNELS:
+        some = {0: "no kernel", 1: "only one kernel"}.get(kernels, f"only {kernels} kernels")
         counted = f"{some} ran both beside communication and alone"
         return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
-    if doubt := _other_difference(rank, step, key, own, duration, beside, is_mostly_beside):
+    if doubt := _other_difference(runs, is_mostly_beside):
         return Contention(reason=doubt)
 
     # How long the work that a compared execution did beside communication takes alone.
-    done_ns = alone_ns[alone] - (duration - beside)
-    if not alone_ns[alone[compared]].sum():
+    done_ns = alone_ns[group] - (runs.duration_ns - runs.beside_ns)
+    if not alone_ns[group[compared]].sum():
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
     if done_ns[compared].sum() <= 0:
         return Contention(
             reason="the compared kernels ran as long outside of communication as all their work takes alone"
         )
+    doubt_of_alone = _error_of_medians(group, runs, compared) / done_ns[compared].sum()
+    estimate = _estimate(runs, compared, done_ns, doubt_of_alone, sum(of_rank.steps for of_rank in ranks))
+    return replace(estimate, kernels=kernels)
+
+
+@dataclass(frozen=True)
+class _Executions:
+    """Executions of kernels that compute in steps, those of each rank in the order of their launches.
+
+    Columns have one element per execution.
+
+    Attributes:
+        own: Whether it is of the run whose contention is measured, not of the reference.
+        rank: Index of its rank; the ranks of the reference follow those of the run.
+        step: Index of its step.
+        key: Number of its kernel and position in the step (the n-th launch of this kernel).
+        kind: Index of its kernel's kind in ``kinds``.
+        duration_ns: Its duration.
+        beside_ns: The part of this duration in which communication ran.
+        kinds: The kinds of kernels.
+    """
+
+    own: Mask
+    rank: Ints
+    step: Ints
+    key: Ints
+    kind: Ints
+    duration_ns: Ints
+    beside_ns: Ints
+    kinds: tuple[str, ...]
+
+    @property
+    def is_alone(self) -> Mask:
+        """Whether no communication ran beside it."""
+        alone: Mask = self.beside_ns == 0
+        return alone
+
+
+def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
+    """Return only the executions that compute and lie in a step."""
+    computes = np.array([kind not in (COMMUNICATION, UNNAMED) for *_, kind in runs.keys], np.bool_)
+    rows = np.flatnonzero(computes[runs.kernel] & (runs.step != UNKNOWN))
+    kernel, duration_ns, beside_ns, step = (
+        in_order(column, rows) for column in (runs.kernel, runs.duration_ns, runs.beside_ns, runs.step)
+    )
+    return replace(runs, kernel=kernel, duration_ns=duration_ns, beside_ns=beside_ns, step=step)
+
+
+def _join(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns]) -> _Executions:
+    """Return the executions of the ranks of a run, followed by those of its reference."""
+    both = [*ranks, *reference]
+    names, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
+    kinds, kind_of_name = np.unique([kind_of_compute(name) for name, _ in names], return_inverse=True)
+    rank = concatenate_columns([constant_column(at, len(runs.kernel)) for at, runs in enumerate(both)])
+    step = concatenate_columns([runs.step for runs in both])
+    position = count_before(distinct_rows(rank, step, kernel)[1])  # rows are in the order of launches
+    return _Executions(
+        own=rank < len(ranks),
+        rank=rank,
+        step=step,
+        key=distinct_rows(kernel, position)[1],
+        kind=kind_of_name[kernel],
+        duration_ns=concatenate_columns([runs.duration_ns for runs in both]),
+        beside_ns=concatenate_columns([runs.beside_ns for runs in both]),
+        kinds=tuple(map(str, kinds)),
+    )
+
+
+def _estimate(
+    runs: _Executions, compared: Mask, done_ns: Floats, doubt_of_alone: float, steps_of_ranks: int
+) -> Contention:
+    """Return the figures of a run, without the number of its ``kernels``.
+
+    Args:
+        runs: The executions.
+        compared: Whether each of them is compared.
+        done_ns: How long the work that a compared execution did beside communication takes alone.
+        doubt_of_alone: The error of the sum of this, as a fraction of it: half of a 95 % interval.
+        steps_of_ranks: Number of measured steps, summed over the ranks of the run.
+    """
     # By step and kind of kernels: the compared time beside communication, what it takes alone, and all such time.
-    names, kind = np.unique([kind_of_compute(name) for name, _ in keys], return_inverse=True)
-    kind, kinds = kind[kernel], range(len(names))
-    has_enough = np.array([len(np.unique(key[compared & (kind == one)])) >= LEAST_KERNELS for one in kinds])
-    sums = _sums_by_step(step, kind, len(kinds), (beside * compared, done_ns * compared, beside * own))
-    compared_ns, took_ns, all_ns = np.split(sums.sum(axis=0), 3)
-    differs = _differ_from_others(key, kind, beside * compared, done_ns * compared, len(kinds))
+    kind, kinds = runs.kind, len(runs.kinds)
+    compared_ns, took_ns, all_ns = runs.beside_ns * compared, done_ns * compared, runs.beside_ns * runs.own
+    sums = _sums_by_step(runs.step, kind, kinds, (compared_ns, took_ns, all_ns))
+    total = sums.sum(axis=0)
+    compared_of_kind, took_of_kind, all_of_kind = np.split(total, 3)
     # Which kinds have their own slowdown: for the figures, and in a second way that only widens the intervals.
-    own_slowdown = has_enough & (2 * compared_ns >= all_ns) & differs, has_enough
-    slowdown, slowed = float(_slowdown(sums.sum(axis=0))), float(_slowed(own_slowdown[0], sums.sum(axis=0)))
-    of_kinds = _slowdown_by_kind(own_slowdown[0], compared_ns, took_ns)
-    slowed_by_kind = np.maximum(0.0, 1 - 1 / of_kinds).tolist()
+    has_enough = np.array([len(np.unique(runs.key[compared & (kind == one)])) >= LEAST_KERNELS for one in range(kinds)])
+    has_own = has_enough & (2 * compared_of_kind >= all_of_kind)
+    has_own &= _differ_from_others(runs.key, kind, compared_ns, took_ns, kinds)
+    slowdown, slowed = float(_slowdown(total)), float(_slowed(has_own, total))
+    slowed_by_kind = np.maximum(0.0, 1 - 1 / _slowdown_by_kind(has_own, compared_of_kind, took_of_kind)).tolist()
     # The intervals: by drawing steps (bootstrap), widened by the error of the medians with which was compared and, for
     # contention, by how differently kernels are slowed.
-    doubt_of_alone = _error_of_medians(alone, duration, beside == 0, compared) / done_ns[compared].sum()
-    of_slowdown, *slowed_intervals = intervals_of_sums(
-        sums, [_slowdown, *(partial(_slowed, kinds) for kinds in own_slowdown)]
+    of_slowdown, *of_slowed = intervals_of_sums(
+        sums, [_slowdown, partial(_slowed, has_own), partial(_slowed, has_enough)]
     )
     slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [of_slowdown])
-    doubt_of_rest = _doubt_of_rest(key, compared, beside * own, done_ns)
-    slowed_interval = _widest(slowed, math.hypot(doubt_of_alone / slowdown, doubt_of_rest), slowed_intervals)
-    beside_of_step_ns = float(all_ns.sum()) / sum(runs.steps for runs in ranks)
+    doubt_of_rest = _doubt_of_rest(runs.key, compared, all_ns, done_ns)
+    slowed_interval = _widest(slowed, math.hypot(doubt_of_alone / slowdown, doubt_of_rest), of_slowed)
+    beside_of_step_ns = float(all_of_kind.sum()) / steps_of_ranks
     return Contention(
-        kernels=len(kernels),
         runs=int(compared.sum()),
-        share=float(beside[compared].sum() / beside[own].sum()),
+        share=float(compared_ns.sum() / all_ns.sum()),
         slowdown=slowdown,
         slowdown_low=slowdown_interval and slowdown_interval[0],
         slowdown_high=slowdown_interval and slowdown_interval[1],
@@ -182,7 +252,7 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         slowed=slowed,
         slowed_low=slowed_interval and slowed_interval[0],
         slowed_high=slowed_interval and slowed_interval[1],
-        slowed_by_kind=tuple(zip(map(str, names), slowed_by_kind, strict=True)),
+        slowed_by_kind=tuple(zip(runs.kinds, slowed_by_kind, strict=True)),
     )
 
 
@@ -264,23 +334,23 @@ def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats | Ints, done_
     return found
 
 
-def _error_of_medians(key: Ints, duration: Ints, alone: Mask, compared: Mask) -> float:
+def _error_of_medians(group: Ints, runs: _Executions, compared: Mask) -> float:
     """Return half of the 95 % interval of the sum of the medians with which executions are compared, in ns.
 
     The standard error of the median of ``n`` normal values is 1.25 standard deviations, divided by the root of ``n``.
 
     Args:
-        key: Number of the group of each execution whose median is used.
-        duration: Duration of each execution.
-        alone: Whether it counts for the median of its group.
-        compared: Whether it is compared with the median of its group.
+        group: Number of the group of each execution; its median is that of the executions alone.
+        runs: The executions.
+        compared: Whether each of them is compared with the median of its group.
     """
-    keys = int(key.max()) + 1
-    count = np.bincount(key[alone], minlength=keys)
-    mean = np.bincount(key[alone], weights=duration[alone], minlength=keys) / np.maximum(1, count)
-    squares = np.bincount(key[alone], weights=(duration[alone] - mean[key[alone]]) ** 2, minlength=keys)
+    groups = int(group.max()) + 1
+    of_alone, duration = group[runs.is_alone], runs.duration_ns[runs.is_alone]
+    count = np.bincount(of_alone, minlength=groups)
+    mean = np.bincount(of_alone, weights=duration, minlength=groups) / np.maximum(1, count)
+    squares = np.bincount(of_alone, weights=(duration - mean[of_alone]) ** 2, minlength=groups)
     deviation = np.sqrt(squares / np.maximum(1, count - 1))
-    used = np.bincount(key[compared], minlength=keys)
+    used = np.bincount(group[compared], minlength=groups)
     return float(1.96 * 1.25 * np.sqrt((used**2 * deviation**2 / np.maximum(1, count)).sum()))
 
 
@@ -336,50 +406,35 @@ def _slowdown_by_kind(has_own: Mask, beside: Numbers, done: Numbers) -> Numbers:
     return found
 
 
-def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
-    """Return only the executions that compute and lie in a step."""
-    computes = np.array([kind not in (COMMUNICATION, UNNAMED) for *_, kind in runs.keys], np.bool_)
-    rows = np.flatnonzero(computes[runs.kernel] & (runs.step != UNKNOWN))
-    kernel, duration_ns, beside_ns, step = (
-        in_order(column, rows) for column in (runs.kernel, runs.duration_ns, runs.beside_ns, runs.step)
-    )
-    return replace(runs, kernel=kernel, duration_ns=duration_ns, beside_ns=beside_ns, step=step)
-
-
-def _by_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
+def _by_work(runs: _Executions, sampled: Mask) -> Ints:
     """Return for each execution the number of the group whose samples it is compared with.
 
     A group is a kernel and position on all ranks of the run with the same work. If no sample of the run is in it, the
-    execution is compared with other runs: the groups of one kernel and position there are one group.
-
-    Args:
-        key: Number of each execution's kernel and position.
-        rank: Its rank.
-        own: Whether it is of the run, not of another one.
-        sampled: Whether it is a sample, an execution that others are compared with.
-        duration: Its duration.
+    execution is compared with other runs: the groups of one kernel and position there are one group. ``sampled`` are
+    the samples: executions that others are compared with.
     """
-    of_work = _same_work(key, rank, own, sampled, duration)
-    _, of_key = distinct_rows(key, of_work)
-    has_samples = np.bincount(of_key[own & sampled], minlength=int(of_key.max()) + 1) > 0
-    found: Ints = distinct_rows(key, np.where(own & has_samples[of_key], of_work, UNKNOWN))[1]
+    of_work = _same_work(runs, sampled)
+    _, of_key = distinct_rows(runs.key, of_work)
+    has_samples = np.bincount(of_key[runs.own & sampled], minlength=int(of_key.max()) + 1) > 0
+    found: Ints = distinct_rows(runs.key, np.where(runs.own & has_samples[of_key], of_work, UNKNOWN))[1]
     return found
 
 
-def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
+def _same_work(runs: _Executions, sampled: Mask) -> Ints:
     """Return for each execution a rank that stands for all ranks with the same work: the first of them, or its own.
 
     Two ranks have the same work if almost all of their kernels take equally long alone. The few kernels that do not
-    are compared on their own rank. The arguments are those of :func:`_by_work`.
+    are compared on their own rank. ``sampled`` is as in :func:`_by_work`.
     """
+    key, rank = runs.key, runs.rank
     found: Ints = rank.copy()
     first = dict[int, tuple[Floats, Mask]]()
-    keys, chosen = int(key.max()) + 1, own & sampled
+    keys, chosen = int(key.max()) + 1, runs.own & sampled
     order = np.argsort(rank, kind="stable")  # the rows of each rank one after another
     ordered = rank[order]
-    for one in distinct(rank[own]):
+    for one in distinct(rank[runs.own]):
         of_rank = order[slice(*np.searchsorted(ordered, (one, one + 1)))]
-        ns, has = _medians_by_key(key[of_rank], duration[of_rank], chosen[of_rank], keys)
+        ns, has = _medians_by_key(key[of_rank], runs.duration_ns[of_rank], chosen[of_rank], keys)
         # Compare the rank with the first rank of each kind of work; if it fits none, it is the first of another kind.
         for other, (other_ns, other_has) in first.items():
             both = has & other_has
@@ -392,27 +447,26 @@ def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) 
     return found
 
 
-def _other_difference(
-    rank: Ints, step: Ints, key: Ints, own: Mask, duration: Ints, beside: Ints, is_beside: Mask
-) -> str | None:
+def _other_difference(runs: _Executions, is_mostly_beside: Mask) -> str | None:
     """Return why the slowdown has another cause than communication; ``None`` if nothing shows that.
 
     It has another cause if kernels in steps that overlap communication are slower even when they run alone. These
     kernels are compared with the same kernels alone in other steps, on ranks with the same work or, if these have none,
-    in the reference. If there are no other steps, the result is ``None``.
+    in the reference. If there are no other steps, the result is ``None``. ``is_mostly_beside`` marks the executions
+    that communication overlaps for most of their time; steps with such an execution overlap communication.
     """
-    _, step = distinct_rows(rank, step)
-    in_communicating = np.isin(step, np.unique(step[is_beside]))
-    sampled = (beside == 0) & ~in_communicating
-    alone = _by_work(key, rank, own, sampled, duration)
-    alone_ns, has_alone = _medians_by_key(alone, duration, sampled)
-    control = own & in_communicating & (beside == 0) & has_alone[alone]
-    if len(np.unique(key[control])) < LEAST_KERNELS:
+    _, step = distinct_rows(runs.rank, runs.step)
+    in_communicating = np.isin(step, np.unique(step[is_mostly_beside]))
+    sampled = runs.is_alone & ~in_communicating
+    group = _by_work(runs, sampled)
+    alone_ns, has_alone = _medians_by_key(group, runs.duration_ns, sampled)
+    control = runs.own & in_communicating & runs.is_alone & has_alone[group]
+    if len(np.unique(runs.key[control])) < LEAST_KERNELS:
         return None
-    expected_ns = alone_ns[alone[control]]
-    slowdown = float(duration[control].sum() / expected_ns.sum())
+    duration, expected_ns = runs.duration_ns[control], alone_ns[group[control]]
+    slowdown = float(duration.sum() / expected_ns.sum())
     # The bootstrap draws kernels, not steps: a kernel that is matched wrongly is slower in every step.
-    low, high = _slowdown_interval(key[control], duration[control], expected_ns) or (slowdown, slowdown)
+    low, high = _slowdown_interval(runs.key[control], duration, expected_ns) or (slowdown, slowdown)
     if low <= 1 + SAME and high >= 1 - SAME:
         return None
     return (
