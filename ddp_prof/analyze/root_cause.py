@@ -169,60 +169,59 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         return None
     typical = found.typical_step
     step, rows = found.of_step(typical), found.rows_of_step(typical)
-    places = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank]
-    are_gradients = [
-        bool(one) for rank, of_rank in zip(run.ranks, rows, strict=True) for one in carry_gradients(rank)[of_rank]
-    ]
     pair, pair_ns, culprit, culprit_ns = _find_culprit(step)
+    # The culprit on all ranks, on the first of them (`one`), and where it is there.
     own = [collective for collective in step if _match_key(collective) == culprit]
-    # `own` is the culprit on all ranks. Ranks may have different numbers of collectives, so these are counted on one
-    # rank (`mine`).
-    mine = [collective for collective in step if collective.step_identity == own[0].step_identity]
-    same = [collective for collective in step if collective.op == own[0].op]
-    last = {_pass_key(collective): collective.index for collective in sorted(same, key=lambda one: one.index)}
-    of_pass = [collective for collective in mine if _pass_key(collective) == _pass_key(own[0])]
+    one = own[0]
+    rank, row = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank][step.index(one)]
+    # The collectives of its rank, since ranks may have different numbers of them, and of its pass there.
+    mine = [collective for collective in step if collective.step_identity == one.step_identity]
+    of_pass = [collective for collective in mine if _pass_key(collective) == _pass_key(one)]
+    # The collectives of all ranks with its operation, and the position of the last of them in each pass.
+    same = [collective for collective in step if collective.op == one.op]
+    last = {_pass_key(collective): collective.index for collective in sorted(same, key=lambda each: each.index)}
     sizes = {collective.bytes for collective in own if collective.bytes is not None}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     late_rank, late_cost_ns = _find_late_rank(skew, typical)
     return RootCause(
-        step=own[0].step,
-        alike=find_alike_times(run, own[0].op) if own[0].op else None,
+        step=one.step,
         steps=max(1, len(found.exposed_by_step)),
+        step_ns=_sum_lengths(run, typical),
         exposed_ns=sum(collective.exposed_ns for collective in step),
         total_exposed_ns=total,
         when=pair[0],
         why=pair[1],
         pair_ns=pair_ns,
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
-        knows_wait=all(collective.exposed_wait_ns is not None for collective in own)
-        and _has_all_parts(run, own[0], *places[step.index(own[0])]),
-        collectives_per_step=len(mine),
-        operation=own[0].op,
-        blocking=own[0].blocking,
-        alike_per_step=sum(collective.blocking == own[0].blocking for collective in mine),
-        same_operation_per_step=sum(collective.op == own[0].op for collective in mine),
-        same_operation_per_pass=sum(collective.op == own[0].op for collective in of_pass),
-        bucket=culprit[0],
-        last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
-        index=own[0].index,
-        follows_own_bucket=culprit[0] is not None
-        and any(_match_key(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
-        times_per_step=sum(_match_key(collective) == culprit for collective in mine),
-        is_last=all(collective.index == last[_pass_key(collective)] for collective in own),
-        collective_ns=culprit_ns,
-        bytes=sizes.pop() if len(sizes) == 1 else None,  # those of an all-to-all differ between ranks
-        parameters=_parameter_names(run.manifest, culprit[0]),
-        lead_ns=round(median(leads)) if leads else None,
-        passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),
-        carries_gradients=are_gradients[step.index(own[0])],
-        has_launch=own[0].launch_ns is not None,
         knows_late=skew is None or skew.reason is None,
         late_rank=late_rank,
         late_cost_ns=late_cost_ns,
         ranks=sum(len(of_rank) > 0 for of_rank in rows),
-        exceeds_others=_exceeds_others(own[0], of_pass),
+        operation=one.op,
+        blocking=one.blocking,
+        bucket=one.bucket,
+        index=one.index,
+        collective_ns=culprit_ns,
+        bytes=sizes.pop() if len(sizes) == 1 else None,  # those of an all-to-all differ between ranks
+        parameters=_parameter_names(run.manifest, one.bucket),
+        alike=find_alike_times(run, one.op) if one.op else None,
+        lead_ns=round(median(leads)) if leads else None,
+        has_launch=one.launch_ns is not None,
+        carries_gradients=bool(carry_gradients(run.ranks[rank])[row]),
+        knows_wait=all(collective.exposed_wait_ns is not None for collective in own)
+        and _has_all_parts(run, one, rank, row),
+        is_last=all(collective.index == last[_pass_key(collective)] for collective in own),
+        last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
+        collectives_per_step=len(mine),
+        alike_per_step=sum(collective.blocking == one.blocking for collective in mine),
+        same_operation_per_step=sum(collective.op == one.op for collective in mine),
+        same_operation_per_pass=sum(collective.op == one.op for collective in of_pass),
+        times_per_step=sum(_match_key(collective) == culprit for collective in mine),
+        follows_own_bucket=one.bucket is not None
+        and any(_match_key(other)[:2] == culprit[:2] and other.index < one.index for other in mine),
+        passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),
+        exceeds_others=_exceeds_others(one, of_pass),
         is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
-        step_ns=_sum_lengths(run, typical),
     )
 
 
