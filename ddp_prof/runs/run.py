@@ -483,36 +483,15 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         workers = replace(workers, keep=run.keep)
         if "contention" in measures and "kernels" in names:  # compared while more is measured of the file
             wanted = [(run, file, (*names, "contention"))]
-    leave_out = workers.leave_out
-    unread = {(run, file) for run, file, _ in wanted}
-    broken: dict[tuple[Run, Path], TraceError] = {}
-    try:
-        asked = [(file, names) for _, file, names in wanted]
-        with closing(measure_files(asked, runs[0].options, workers)) as outcomes:
-            for index, outcome in outcomes:
-                run, file, _ = wanted[index]
-                unread.discard((run, file))
-                if not isinstance(outcome, TraceError):
-                    run.take(file, outcome)
-                elif leave_out is None:
-                    raise outcome
-                else:
-                    broken[run, file] = outcome
-    # Ctrl-C leaves out the files that were not read yet, if there are any others. A KeyboardInterrupt for another
-    # signal has its number as an argument, and ends the program.
-    except KeyboardInterrupt as stop:
-        if stop.args or leave_out is None or len(unread | broken.keys()) == len(wanted):
-            raise
+    broken, unread = _read_files(wanted, runs[0].options, workers)
+    if workers.leave_out is None:
+        return list(runs)
     # What could not be read is told once, in the order of files, and left out of the runs.
     errors = [broken[key] for key in sorted(broken, key=lambda key: key[1])]
-    if len(errors) == len(wanted):
-        raise errors[0]
-    if leave_out is None:
-        return list(runs)
     if unread:
         errors.append(InterruptedReadingError(min(file for _, file in unread), len(unread), len(wanted)))
     for error in errors:
-        leave_out(error)
+        workers.leave_out(error)
     for run in runs:
         lost = [file for file in run.files if (run, file) in unread | broken.keys()]
         run.files = tuple(file for file in run.files if file not in lost)
@@ -521,6 +500,43 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
             note = f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only"
             run.notes = (*run.notes, note)
     return [run for run in runs if run.files]
+
+
+def _read_files(
+    wanted: Sequence[tuple[Run, Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
+) -> tuple[dict[tuple[Run, Path], TraceError], set[tuple[Run, Path]]]:
+    """Measure files, and give each result to its run.
+
+    Args:
+        wanted: The run, the file, and what to measure of it.
+        options: How files are read.
+        workers: The processes that read.
+
+    Returns:
+        The errors of the files that cannot be read, and the files that Ctrl-C kept from being read, each with its run:
+        two runs may have a file in common. Without ``workers.leave_out``, or if no file was read, both are raised.
+    """
+    broken: dict[tuple[Run, Path], TraceError] = {}
+    unread = {(run, file) for run, file, _ in wanted}
+    files = [(file, names) for _, file, names in wanted]
+    try:
+        with closing(measure_files(files, options, workers)) as outcomes:
+            for index, outcome in outcomes:
+                run, file, _ = wanted[index]
+                unread.discard((run, file))
+                if not isinstance(outcome, TraceError):
+                    run.take(file, outcome)
+                elif workers.leave_out is None:
+                    raise outcome
+                else:
+                    broken[run, file] = outcome
+    except KeyboardInterrupt as stop:
+        # For a signal other than Ctrl-C it has the signal's number as an argument, and ends the program.
+        if stop.args or workers.leave_out is None or len(unread) + len(broken) == len(wanted):
+            raise
+    if len(broken) == len(wanted):
+        raise min(broken.items(), key=lambda item: item[0][1])[1]
+    return broken, unread
 
 
 def compare_steps(runs: Sequence[Run]) -> Waterfall:
