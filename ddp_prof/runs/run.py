@@ -45,7 +45,7 @@ from ddp_prof.runs.report import (
     measure_events,
     measure_report,
 )
-from ddp_prof.runs.workers import Workers, measure_files
+from ddp_prof.runs.workers import WantedReport, Workers, measure_files
 from ddp_prof.variants import VARIANTS
 
 if TYPE_CHECKING:
@@ -483,7 +483,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         workers = replace(workers, keep=run.keep)
         if "contention" in measures and "kernels" in names:  # compared while more is measured of the file
             wanted = [(run, file, (*names, "contention"))]
-    broken, unread = _read_files(wanted, runs[0].options, workers)
+    broken, unread = _read_files(wanted, workers)
     if workers.leave_out is None:
         return list(runs)
     # What could not be read is told once, in the order of files, and left out of the runs.
@@ -503,13 +503,12 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
 
 
 def _read_files(
-    wanted: Sequence[tuple[Run, Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
+    wanted: Sequence[tuple[Run, Path, tuple[str, ...]]], workers: Workers
 ) -> tuple[dict[tuple[Run, Path], TraceError], set[tuple[Run, Path]]]:
     """Measure files, and give each result to its run.
 
     Args:
         wanted: The run, the file, and what to measure of it.
-        options: How files are read.
         workers: The processes that read.
 
     Returns:
@@ -518,9 +517,9 @@ def _read_files(
     """
     broken: dict[tuple[Run, Path], TraceError] = {}
     unread = {(run, file) for run, file, _ in wanted}
-    files = [(file, names) for _, file, names in wanted]
+    reports = [WantedReport(file, run.options, names) for run, file, names in wanted]
     try:
-        with closing(measure_files(files, options, workers)) as outcomes:
+        with closing(measure_files(reports, workers)) as outcomes:
             for index, outcome in outcomes:
                 run, file, _ = wanted[index]
                 unread.discard((run, file))

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
 from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
@@ -63,8 +63,16 @@ class Workers:
     keep: Callable[[TraceEvents], None] = _ignore
 
 
+class WantedReport(NamedTuple):
+    """A report, how it is read, and what is measured of it: names in ``report.MEASURES``."""
+
+    file: Path
+    options: LoadOptions
+    measures: tuple[str, ...]
+
+
 def measure_files(
-    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
+    reports: Sequence[WantedReport], workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     """Measure reports; yield the outcome of each as it is finished.
 
@@ -72,25 +80,22 @@ def measure_files(
     garbage collector, that might close it while the next client is created, and wait forever for that client's lock.
 
     Args:
-        files: Each report, with the names of what to measure.
-        options: How reports are read.
+        reports: The reports.
         workers: The processes that read them.
 
     Yields:
-        The position of the report in ``files``, and its results by measure, or the ``TraceError`` that stopped it.
+        The position of the report in ``reports``, and its results by measure, or the ``TraceError`` that stopped it.
     """
-    workers.progress(0, len(files))
+    workers.progress(0, len(reports))
     jobs = workers.jobs
     if jobs is None:  # no more processes than are worth it
-        jobs = min(count_cores(), 1 + sum(_bytes_to_read(file) for file, _ in files) // BYTES_PER_WORKER)
-    processes = min(jobs, len(files))
+        jobs = min(count_cores(), 1 + sum(_bytes_to_read(report.file) for report in reports) // BYTES_PER_WORKER)
+    processes = min(jobs, len(reports))
     is_here = workers.scheduler is None and processes < 2
-    measured = (
-        _measure_here(files, options, workers) if is_here else _measure_elsewhere(files, options, workers, processes)
-    )
+    measured = _measure_here(reports, workers) if is_here else _measure_elsewhere(reports, workers, processes)
     with closing(measured) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
-            workers.progress(done, len(files))
+            workers.progress(done, len(reports))
             yield outcome
 
 
@@ -103,10 +108,10 @@ def _bytes_to_read(file: Path) -> int:
 
 
 def _measure_here(
-    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
+    reports: Sequence[WantedReport], workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     """Measure reports in this process, one after the other; yields as :func:`measure_files` does."""
-    for index, (file, measures) in enumerate(files):
+    for index, (file, options, measures) in enumerate(reports):
         outcome: dict[str, Any] | TraceError
         try:
             outcome = measure_report(file, options, measures, workers.keep)
@@ -116,11 +121,11 @@ def _measure_here(
 
 
 def _measure_elsewhere(
-    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers, processes: int
+    reports: Sequence[WantedReport], workers: Workers, processes: int
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     """Measure reports in other processes; yields as :func:`measure_files` does."""
-    here = {str(file.absolute()): file for file, _ in files}
-    tasks = [pack_task(file, measure_report, file, options, measures) for file, measures in files]
+    here = {str(report.file.absolute()): report.file for report in reports}
+    tasks = [pack_task(report.file, measure_report, *report) for report in reports]
     with closing(run_tasks(tasks, workers, processes)) as outcomes:
         for index, outcome in outcomes:
             yield index, unpickle_with_names(outcome, here)

@@ -15,7 +15,7 @@ from ddp_prof.present.tables.collectives import collectives_view
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.present.tables.skew import skew_view
-from ddp_prof.runs.run import timeline_sources
+from ddp_prof.runs.run import prepare_runs, timeline_sources
 from tests.ingest.test_nsys_export import known_truth
 from tests.kineto_factory import write_kineto
 from tests.nsys_factory import Capture, Range, write_capture
@@ -213,3 +213,11 @@ def test_a_timeline_takes_the_overlap_that_was_measured_before(monkeypatch: pyte
     (source,) = timeline_sources([run])
     assert source.overlap is run.measured[run.files[0]]["overlap"]
     assert source.overlap.ranks == fresh.overlap.ranks
+
+
+def test_each_of_several_runs_is_read_with_its_own_options(tmp_path: Path) -> None:
+    """Compared with another run, a run was read as that one: by its ranges of steps."""
+    file = write_capture(tmp_path / "x.sqlite", known_truth(2))
+    (all_steps,), (one_step,) = load_runs(file), load_runs(file, LoadOptions(step_range=r"step_(1)"))
+    prepare_runs([all_steps, one_step], "overlap")
+    assert [len(run.overlap().ranks[0].marked_steps) for run in (all_steps, one_step)] == [2, 1]

@@ -15,6 +15,7 @@ import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
 from ddp_prof.runs import workers as workers_module
+from ddp_prof.runs.workers import WantedReport
 from tests.command_line import run
 from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
@@ -252,35 +253,35 @@ def test_packed_files_count_by_what_they_unpack_to(
     name: str, size: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 packed ranks were read by one core."""
-    files = [(tmp_path / f"{rank}{name}", ("overlap",)) for rank in range(2)]
-    for file, _ in files:
+    files = [WantedReport(tmp_path / f"{rank}{name}", LoadOptions(), ("overlap",)) for rank in range(2)]
+    for file, *_ in files:
         with file.open("wb") as opened:
             opened.truncate(size)
     asked = []
 
     def measure(*given: Any) -> Iterator[Any]:
-        asked.append(given[3] if len(given) > 3 else 1)
+        asked.append(given[2] if len(given) > 2 else 1)
         yield from ()
 
     monkeypatch.setattr(workers_module, "count_cores", lambda: 8)
     monkeypatch.setattr(workers_module, "_measure_here", measure)
     monkeypatch.setattr(workers_module, "_measure_elsewhere", measure)
-    assert list(workers_module.measure_files(files, LoadOptions(), Workers(None))) == []
+    assert list(workers_module.measure_files(files, Workers(None))) == []
     assert asked == [processes]
 
 
 def test_many_small_files_are_read_by_several_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 ranks of a few kilobytes took as long as one large file, on one core."""
-    files = [(tmp_path / f"{rank}.json", ("overlap",)) for rank in range(64)]
-    for file, _ in files:
+    files = [WantedReport(tmp_path / f"{rank}.json", LoadOptions(), ("overlap",)) for rank in range(64)]
+    for file, *_ in files:
         file.write_bytes(b"{}")
     asked = []
 
     def elsewhere(*given: Any) -> Iterator[Any]:
-        asked.append(given[3])
+        asked.append(given[2])
         yield from ()
 
     monkeypatch.setattr(workers_module, "count_cores", lambda: 8)
     monkeypatch.setattr(workers_module, "_measure_elsewhere", elsewhere)
-    assert list(workers_module.measure_files(files, LoadOptions(), Workers(None))) == []
+    assert list(workers_module.measure_files(files, Workers(None))) == []
     assert asked == [2]
