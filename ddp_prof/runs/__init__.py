@@ -162,7 +162,7 @@ def load_runs(
     # Runs of single files may be ranks of one job: then it must be known which rank each file is of.
     may_join = not (options.one_run or options.separate) and sum(map(_may_be_rank, runs)) > 1
     left = prepare_runs(runs, *measures, *(("identity",) if may_join else ()))
-    left_out = tuple(note for run in runs if run not in left for note in run.notes)
+    left_out = tuple(dict.fromkeys(note for run in runs if run not in left for note in run.notes))
     # For a result of each file, the cache may not have been asked for what a run of several files makes it from.
     loaded = prepare_runs(_join_ranks(left, left_out), *measures) if may_join else left
     if len(loaded) > 1:

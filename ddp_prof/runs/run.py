@@ -487,15 +487,15 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     if workers.leave_out is None:
         return list(runs)
     # What could not be read is told once, in the order of files, and left out of the runs.
-    errors = [broken[key] for key in sorted(broken, key=lambda key: key[1])]
+    errors = [(broken[run, file], {run}) for run, file in sorted(broken, key=lambda key: key[1])]
     if unread:
-        errors.append(InterruptedReadingError(min(file for _, file in unread), len(unread), len(wanted)))
-    for error in errors:
+        interruption = InterruptedReadingError(min(file for _, file in unread), len(unread), len(wanted))
+        errors.append((interruption, {run for run, _ in unread}))
+    for error, _ in errors:
         workers.leave_out(error)
     for run in runs:
-        lost = [file for file in run.files if (run, file) in unread | broken.keys()]
-        run.files = tuple(file for file in run.files if file not in lost)
-        run.notes = (*run.notes, *(f"left out: {error}" for error in errors if error.path in lost))
+        run.files = tuple(file for file in run.files if (run, file) not in unread | broken.keys())
+        run.notes = (*run.notes, *(f"left out: {error}" for error, of_runs in errors if run in of_runs))
         if OF_EACH_KERNEL & {*run._measures_for(measures)} and len(run.files) > MOST_FILES_OF_KERNELS:
             note = f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only"
             run.notes = (*run.notes, note)

@@ -15,6 +15,7 @@ import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
 from ddp_prof.runs import workers as workers_module
+from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import WantedReport
 from tests.command_line import run
 from tests.examples import IS_NIGHTLY
@@ -285,3 +286,18 @@ def test_many_small_files_are_read_by_several_cores(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(workers_module, "_measure_elsewhere", elsewhere)
     assert list(workers_module.measure_files(files, Workers(None))) == []
     assert asked == [2]
+
+
+def test_each_run_says_that_an_interruption_took_some_of_its_files(reports: list[Path]) -> None:
+    """Only the run of the first file that was not read said so."""
+
+    def interrupt(done: int, _total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    left_out: list[TraceError] = []
+    workers = Workers(1, progress=interrupt, leave_out=left_out.append)
+    later, earlier = Run(tuple(reports[2:4]), workers=workers), Run(tuple(reports[:2]), workers=workers)
+    assert prepare_runs([later, earlier], "overlap") == [later]
+    assert len(later.files) == len(left_out) == 1
+    assert [note for note in later.notes if "interrupted: 3 of 4 traces were not read" in note]
