@@ -14,8 +14,8 @@ from typing import Any
 from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import distinct_ends, manifest_path
-from ddp_prof.runs.report import LoadOptions
-from ddp_prof.runs.run import Run, prepare_runs
+from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions
+from ddp_prof.runs.run import MOST_FILES_OF_KERNELS, Run, prepare_runs
 from ddp_prof.runs.workers import Workers
 
 _NAMED_RANK = re.compile(
@@ -161,10 +161,21 @@ def load_runs(
     runs = [Run(tuple(group), options, workers=workers) for group in groups]
     # Runs of single files may be ranks of one job: then it must be known which rank each file is of.
     may_join = not (options.one_run or options.separate) and sum(map(_may_be_rank, runs)) > 1
+    if may_join:
+        groups = group_rank_files([run.files[0] for run in runs if _may_be_rank(run)])
+        place = {file: at for group in groups for at, file in enumerate(group)}
+        for run in runs:
+            run.place = place.get(run.files[0], 0)
     left = prepare_runs(runs, *measures, *(("identity",) if may_join else ()))
     left_out = tuple(dict.fromkeys(note for run in runs if run not in left for note in run.notes))
-    # For a result of each file, the cache may not have been asked for what a run of several files makes it from.
-    loaded = prepare_runs(_join_ranks(left, left_out), *measures) if may_join else left
+    loaded = left
+    if may_join:
+        loaded = _join_ranks(left, left_out)
+        for run in loaded:
+            run.place = 0
+        # Kernels of files that were not joined, and what a run of several files makes a result from that the cache
+        # holds for single files only.
+        loaded = prepare_runs(loaded, *measures)
     if len(loaded) > 1:
         _tell_apart(loaded)
     return loaded
@@ -301,6 +312,8 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
     measured: dict[Path, dict[str, Any]] = {}
     for run in runs:
         measured |= run.measured
+    for file in files[MOST_FILES_OF_KERNELS:]:  # a run has kernels of as many files, however it was recognized
+        measured[file] = {name: result for name, result in measured[file].items() if name not in OF_EACH_KERNEL}
     whole = Run(files, runs[0].options, (note,), runs[0].workers, measured)
     return dict.fromkeys(runs, whole)
 

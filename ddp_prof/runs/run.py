@@ -107,6 +107,7 @@ class Run:
         folder: Name of its folder, if a run of another folder has the same label; else empty.
         file_name: Name of its first file, and how many others there are, if runs of one folder share a label; else
             empty.
+        place: Position of its first file in the run that it may become a part of, while runs are loaded; else 0.
     """
 
     files: tuple[Path, ...]
@@ -117,6 +118,7 @@ class Run:
     made: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
     file_name: str = ""
+    place: int = 0
     _analysis: RunAnalysis | None = None
     _explanation: RunExplanation | None = None
     _cost: RunCost | None = None
@@ -174,7 +176,15 @@ class Run:
         results = self._measure("overlap")
         merged = merge_ranks(results)
         self._refuse_repeated_ranks((result.trace, rank.rank) for result in results for rank in result.ranks)
-        return replace(merged, label=self.label, warnings=(*self.notes, *merged.warnings))
+        return replace(merged, label=self.label, warnings=(*self._all_notes, *merged.warnings))
+
+    @property
+    def _all_notes(self) -> tuple[str, ...]:
+        """The notes, and one if kernels were measured, but not in all files."""
+        has_kernels = any(OF_EACH_KERNEL & results.keys() for results in self.measured.values())
+        if not has_kernels or len(self.files) <= MOST_FILES_OF_KERNELS:
+            return self.notes
+        return (*self.notes, f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only")
 
     def inventory(self) -> list[TraceInventory]:
         """Return what each file holds, and which questions it cannot answer for what is missing in it."""
@@ -191,7 +201,7 @@ class Run:
         if self._analysis is None:
             merged = merge_analyses(self._measure("collectives"))
             self._refuse_repeated_ranks((rank.clock, rank.rank) for rank in merged.ranks)
-            warnings = (*self.notes, *merged.trace_warnings)
+            warnings = (*self._all_notes, *merged.trace_warnings)
             self._analysis = replace(merged, label=self.label, trace_warnings=warnings)
         return self._analysis
 
@@ -394,7 +404,7 @@ class Run:
         Kernels are measured in the first :data:`MOST_FILES_OF_KERNELS` files only.
         """
         measures = self._measures_for(measures)
-        for index, file in enumerate(self.files):
+        for index, file in enumerate(self.files, self.place):
             wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
             if missing := tuple(name for name in wanted if name not in self.measured.get(file, {})):
                 yield file, missing
@@ -496,9 +506,6 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     for run in runs:
         run.files = tuple(file for file in run.files if (run, file) not in unread | broken.keys())
         run.notes = (*run.notes, *(f"left out: {error}" for error, of_runs in errors if run in of_runs))
-        if OF_EACH_KERNEL & {*run._measures_for(measures)} and len(run.files) > MOST_FILES_OF_KERNELS:
-            note = f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only"
-            run.notes = (*run.notes, note)
     return [run for run in runs if run.files]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from ddp_prof.present.tables.collectives import collectives_view
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.present.tables.skew import skew_view
+from ddp_prof.runs import workers
 from ddp_prof.runs.run import prepare_runs, timeline_sources
 from tests.ingest.test_nsys_export import known_truth
 from tests.kineto_factory import write_kineto
@@ -221,3 +223,34 @@ def test_each_of_several_runs_is_read_with_its_own_options(tmp_path: Path) -> No
     (all_steps,), (one_step,) = load_runs(file), load_runs(file, LoadOptions(step_range=r"step_(1)"))
     prepare_runs([all_steps, one_step], "overlap")
     assert [len(run.overlap().ranks[0].marked_steps) for run in (all_steps, one_step)] == [2, 1]
+
+
+@pytest.mark.parametrize("of_one_run", [False, True])
+def test_kernels_are_measured_in_eight_files_however_a_run_is_recognized(
+    of_one_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of files that were joined by their names, the kernels of all were measured, and the doctor spoke of eight."""
+    asked: list[tuple[str, ...]] = []
+    measure = workers.measure_report
+
+    def spy(file: Path, options: LoadOptions, measures: tuple[str, ...], *rest: Any) -> dict[str, Any]:
+        asked.append(measures)
+        return measure(file, options, measures, *rest)
+
+    monkeypatch.setattr(workers, "measure_report", spy)
+    for rank in range(9):
+        write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2))
+    (run,) = load_runs(tmp_path, LoadOptions(one_run=of_one_run), measures=["overlap", "kernels"])
+    assert ["kernels" in measures for measures in asked] == 8 * [True] + [False]
+    assert len(run.kernels()) == 8
+    run.device_use()
+    (note,) = (warning for warning in run.overlap().warnings if "kernels" in warning)
+    assert note == "kernels and contention are measured in 8 of its traces only"
+
+
+def test_a_ninth_file_that_is_a_run_of_its_own_has_its_kernels(tmp_path: Path) -> None:
+    for rank in range(9):
+        write_kineto(tmp_path / f"job.rank{rank}.json", known_truth(2), rank=0)
+    runs = load_runs(tmp_path, measures=["overlap", "kernels"])
+    assert [len(run.kernels()) for run in runs] == 9 * [1]
+    assert not [warning for run in runs for warning in run.overlap().warnings if "of its traces only" in warning]
