@@ -1,4 +1,4 @@
-"""Records a program (a user's or one of our variants): chooses the profiler, runs the command and checks the files.
+"""Records a program (a user's or one of our variants): chooses the profiler, runs the command and exports the reports.
 
 A *part* is what one of several recorders of a run records: each rank, or each node, writes its own files then.
 """
@@ -10,23 +10,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ddp_prof.capture.preflight import FIRST_SILENT_NVTX, LAST_OLD_NSYS, find_doubts, find_interpreter, why_no_ranges
+from ddp_prof.capture.preflight import find_doubts, find_interpreter, why_no_ranges
 from ddp_prof.capture.processes import run, run_tethered, scratch_folder
 from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys, by_number, find_nsys
-from ddp_prof.range_names import BACKWARD, STEP
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.inventory import TraceInventory
 
 PACKAGE = Path(__file__).parents[1]
 CHECKOUT = PACKAGE.parent
@@ -258,87 +252,6 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
         output = job.nsys.export(report, target)
         if not target.is_file():  # the last words of its output tell why
             raise WorkloadError(f"{report.name}: nsys export failed: {printable(' '.join(output.split()[-20:])[:300])}")
-
-
-def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
-    """Return one line for each kind of data that a capture lacks.
-
-    ``contents`` are inventories of the job's traces; if they are not given, the traces are read. Raises WorkloadError
-    if there is no trace.
-    """
-    # Imported here because they load numpy.
-    from ddp_prof.analyze.inventory import take_inventory
-    from ddp_prof.ingest.load import load_trace
-
-    files = job.traces
-    if not files:
-        hint = (
-            "did the program train anything (DDP, FSDP2, backward, optimizer), reach the first step of --steps, and "
-            "end by itself? a program that is killed, or calls os._exit or exec, needs --steps, as 1:10; one that "
-            "starts its ranks without its own variables, or by python -I or -E, must pass them on (PYTHONPATH, "
-            "DDP_PROF_*)"
-        )
-        raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
-    contents = contents or [take_inventory(load_trace(file)) for file in files]
-    # Count steps and kernels of each rank, over all files.
-    processes = [process for content in contents for process in content.processes]
-    steps: Counter[int] = Counter()
-    kernels: Counter[int] = Counter()
-    for process in processes:
-        if process.rank is not None:
-            steps[process.rank] += process.steps + process.warmup_steps
-            kernels[process.rank] += process.kernels
-    ranks, world = set(steps), max(content.world_size or 0 for content in contents)
-    marked = [process for process in processes if process.ranges]
-    has_kernels = any(process.kernels for process in processes)
-    has_collectives = any(process.marked_collectives for process in processes)
-    # Without a range of ours nothing else can be said.
-    names = [name for content in contents for _, name, _ in content.recognized]
-    if not any(name.startswith((f"{STEP}|", BACKWARD)) for name in names):
-        if job.nsys is None:
-            return ["no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"]
-        return [f"no range arrived: {_why_no_range(job.nsys, is_variant=job.ranks is not None)}"]
-    # Ranks, steps, kernels and collectives that should be there.
-    losses = []
-    expected = job.ranks if job.ranks is not None else () if job.part else range(world)
-    if missing := set(expected) - ranks:
-        absent, pronoun = ("is", "it") if len(missing) == 1 else ("are", "they")
-        why = f"{pronoun} may have been killed, have called os._exit, have trained nothing, or have run elsewhere"
-        losses.append(f"{_format_ranks(missing)} {absent} not in the capture: {why}")
-    most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have at least one step
-    if incomplete := {rank for rank in ranks if steps[rank] < most}:
-        # The ranks of our variants make the same number of steps.
-        uneven = f", or {'it' if len(incomplete) == 1 else 'they'} made fewer than the other ranks"
-        losses.append(f"steps of {_format_ranks(incomplete)} are missing{uneven if job.ranks is None else ''}")
-    without_kernels = {rank for rank in ranks if not kernels[rank]}
-    if job.on_gpus and (not has_kernels or without_kernels):
-        whose = f" of {_format_ranks(without_kernels)}" if has_kernels else ""
-        losses.append(
-            f"no kernels arrived{whose}: did the program use the GPUs, and does this profiler fit the driver?"
-        )
-    if job.ranks is None and not job.part and len(marked) < 2 and world < 2:
-        several = "does the launcher start several that train (DDP, FSDP2, backward, optimizer)?"
-        losses.append(f"only one process was recorded: {several}")
-    elif job.ranks is None and job.nsys and not (job.on_gpus or has_kernels or has_collectives):
-        seen = "on a CPU nsys sees those of DistributedDataParallel and FSDP2 only"
-        losses.append(f"no collective was recorded: {seen}, --profiler torch records all")
-    return losses
-
-
-def _why_no_range(nsys: Nsys, *, is_variant: bool) -> str:
-    """Return what may keep all ranges of a program out of a report of nsys; one of our variants has trained surely."""
-    last_old = ".".join(map(str, LAST_OLD_NSYS))
-    package = f"the package nvtx (with nsys up to {last_old}, nvtx older than {FIRST_SILENT_NVTX})"
-    needed = f"the program's Python needs {package}, or torch with CUDA; nsys here is {nsys.version}"
-    if is_variant:
-        return needed
-    trained = "did the program train with torch's DDP, FSDP2 or optimizers, and reach the first step of --steps?"
-    return f"{trained} if so, {needed}; --profiler torch needs neither"
-
-
-def _format_ranks(ranks: Collection[int]) -> str:
-    """Return ``rank 3``, or ``ranks 0, 2``."""
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _program_name(program: Sequence[str]) -> str:

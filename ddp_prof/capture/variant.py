@@ -33,12 +33,12 @@ from ddp_prof.capture.job import (
     choose_nsys,
     export_reports,
     file_suffix,
-    find_losses,
     installed,
     profile_command,
     read_place,
     visible_gpus,
 )
+from ddp_prof.capture.losses import find_losses
 from ddp_prof.capture.processes import NOT_DONE, find_reason, hold_folder, process_namespace, run, scratch_folder
 from ddp_prof.errors import UsageError, WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys

@@ -88,7 +88,8 @@ def capture(
     Steps, phases and collectives are marked without a change to the program. Its output and exit code are passed
     through. With srun or mpirun, outside or within their tasks, each rank writes its own file.
     """
-    from ddp_prof.capture.job import export_reports, find_losses, plan_job, run_job
+    from ddp_prof.capture.job import export_reports, plan_job, run_job
+    from ddp_prof.capture.losses import find_losses
     from ddp_prof.capture.preflight import why_not_startable
     from ddp_prof.cli.tables import SUMMARY_ANSWER, summary_views
     from ddp_prof.present.table import TableOptions, show

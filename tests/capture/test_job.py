@@ -23,7 +23,8 @@ import pytest
 
 import ddp_prof as dp
 from ddp_prof.capture import job
-from ddp_prof.capture.job import Job, choose_nsys, export_reports, find_losses
+from ddp_prof.capture.job import Job, choose_nsys, export_reports
+from ddp_prof.capture.losses import find_losses
 from ddp_prof.capture.processes import _find_marked_processes
 from ddp_prof.capture.variant import LOST_RACE
 from ddp_prof.errors import WorkloadError
