@@ -372,7 +372,8 @@ def warn_once(kind: str, text: str) -> None:
     """Log ``text`` as a warning if this is the first warning of this ``kind`` in the process."""
     if kind not in _warned:
         _warned.add(kind)
-        _LOG.warning("ddp-prof monitor: %s", text)
+        with suppress(Exception):  # of a handler of the program, or because stderr is closed: the training goes on
+            _LOG.warning("ddp-prof monitor: %s", text)
 
 
 def warn_of_step(kind: str, step: int, what: str) -> None:

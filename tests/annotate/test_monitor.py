@@ -241,6 +241,23 @@ def test_a_log_that_cannot_be_reached_is_one_warning_and_the_others_get_theirs(
     assert "step 6 was not passed on to log[1]: ConnectionError: no route to the tracker" in warning
 
 
+def test_a_warning_that_the_program_s_logging_cannot_take_ends_no_training(
+    tmp_path: Path, warned: pytest.LogCaptureFixture
+) -> None:
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("I/O operation on closed file.")
+
+    (tmp_path / "file").touch()
+    log, handler = logging.getLogger("ddp_prof.monitor"), Raising()
+    log.addHandler(handler)
+    try:
+        train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "file" / "monitor"))
+    finally:
+        log.removeHandler(handler)
+    assert not warned.messages
+
+
 def test_the_program_s_own_profiler_has_priority(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
     watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
     model, optimizer = make_job()
