@@ -116,9 +116,9 @@ class _Recording:
             if self._profile is not None:
                 self._profile.stop()
                 self._profile = None
-            sys.stderr.write(
-                "ddp-prof: the program starts its own torch.profiler, so ddp-prof records nothing: read the traces of "
-                "the program, or capture with --profiler nsys\n"
+            _tell(
+                "the program starts its own torch.profiler, so ddp-prof records nothing: read the traces of the "
+                "program, or capture with --profiler nsys"
             )
 
     def begin(self) -> None:
@@ -173,9 +173,9 @@ class _Recording:
         if recorded is not None:
             self._is_free = False  # a profiler that the program starts now disturbs nothing
         if recorded is not None and not RECORDS_ALL_THREADS and self._thread != threading.get_ident():
-            sys.stderr.write(
-                "ddp-prof: the thread that trains did not end, so the trace of this rank is not written: give --steps, "
-                "as 1:10, whose end the program reaches\n"
+            _tell(
+                "the thread that trains did not end, so the trace of this rank is not written: give --steps, as 1:10, "
+                "whose end the program reaches"
             )
             recorded = None
         self._steps.mark_unfinished()
@@ -204,14 +204,19 @@ class _Recording:
         if is_kept or (is_taken and CAPTURE_VARIABLE in os.environ):  # of this capture, which removed older ones
             outcome = "stays, as this process made no step" if is_kept else "is replaced by that of this process"
             whose = f"an earlier process of rank {self._rank}"
-            said = f"{target} of {whose} {outcome}: of several programs, capture each by itself"
-            sys.stderr.write(f"ddp-prof: {printable(said)}\n")
+            _tell(f"{target} of {whose} {outcome}: of several programs, capture each by itself")
         if is_kept:
             return
         try:
             export_trace(recorded, target, is_compressed=True)
         except OSError as error:
-            sys.stderr.write(f"ddp-prof: {printable(f'{target} could not be written: {error}')}\n")
+            _tell(f"{target} could not be written: {error}")
+
+
+def _tell(text: str) -> None:
+    """Write a line to stderr. A program that has closed it, or whose reader is gone, goes on without the line."""
+    with suppress(AttributeError, OSError, ValueError):  # no stderr at all, a broken pipe, a closed file
+        sys.stderr.write(f"ddp-prof: {printable(text)}\n")
 
 
 def _meet() -> None:

@@ -269,6 +269,24 @@ def test_a_program_that_profiles_itself_is_left_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.parametrize("closing", ["sys.stderr = None", "sys.stderr = open(os.devnull, 'w'); sys.stderr.close()"])
+def test_a_program_without_stderr_goes_on_where_capture_has_something_to_say(tmp_path: Path, closing: str) -> None:
+    own = tmp_path / "own.json"
+    program = (
+        "import os, sys, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "model(torch.ones(4)).sum().backward()\n"
+        f"{closing}\n"
+        "with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:\n"
+        "    model(torch.ones(4)).sum().backward()\n"
+        f"recorded.export_chrome_trace({str(own)!r})\n"
+    )
+    record_ranks(program, tmp_path, world=1)
+    assert own.exists()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
 def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
     run = record(
         "import torch\n"

@@ -7,6 +7,7 @@ needs the standard library only. A ``sitecustomize`` that Python would have foun
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -54,8 +55,9 @@ def mark() -> None:
         module = "trial" if "DDP_PROF_TRIAL" in os.environ else "unattended"
         importlib.import_module(f"ddp_prof.annotate.{module}").start()
     except Exception as error:  # must not stop the program
-        reason = f"{type(error).__name__}: {error}"
-        sys.stderr.write(f"ddp-prof could not be loaded into this program, so it sees none of its steps: {reason}\n")
+        reason = f"so it sees none of its steps: {type(error).__name__}: {error}"
+        with suppress(AttributeError, OSError, ValueError):  # the program has no stderr, or has closed it
+            sys.stderr.write(f"ddp-prof could not be loaded into this program, {reason}\n")
 
 
 def run_original_sitecustomize() -> None:
