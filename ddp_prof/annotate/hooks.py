@@ -25,6 +25,7 @@ from ddp_prof.annotate.backward_passes import passes
 from ddp_prof.annotate.bucket_marks import BucketMarks
 from ddp_prof.annotate.calls import MarkedCalls
 from ddp_prof.annotate.fsdp_marks import mark_fsdp_unit, mark_group
+from ddp_prof.annotate.outer_steps import OuterSteps
 from ddp_prof.annotate.ranges import NestedRange
 
 _marking_all: list[Instrumented] = []
@@ -277,17 +278,30 @@ def process_range(variant: str, parameters: Iterable[torch.Tensor]) -> NestedRan
     )
 
 
+_outer_steps = OuterSteps()
+"""Of all optimizers that have marks."""
+
+
 class OptimizerMarks:
-    """Hooks that open a range around ``optimizer.step()``; if it raises, the range stays open until the next step."""
+    """Hooks that open a range around ``optimizer.step()``; if it raises, the range stays open until the next step.
+
+    A step within the step of another marked optimizer is in the range of that one.
+    """
 
     def __init__(self) -> None:
         self._opened: list[NestedRange] = []
 
-    def begin(self, *_: Any) -> None:
-        self.end()
+    def begin(self, optimizer: Any, *_: Any) -> None:
+        if not _outer_steps.begins(optimizer):
+            return
+        self._close()
         self._opened.append(ranges.optimizer())
         self._opened[-1].__enter__()
 
-    def end(self, *_: Any) -> None:
+    def end(self, optimizer: Any, *_: Any) -> None:
+        if _outer_steps.ends(optimizer):
+            self._close()
+
+    def _close(self) -> None:
         while self._opened:
             self._opened.pop().__exit__()

@@ -4,8 +4,9 @@
 marks the steps.
 
 The optimizer that counts is the first one that steps, or a later one that takes over: its parameters, or the training,
-as in programs that train one model after another. A step that a GradScaler leaves out for an overflow counts, too. If
-the program has no optimizer of torch, each forward of the first DDP whose backward reduces gradients begins a step.
+as in programs that train one model after another. One that another optimizer calls within its step does not count. A
+step that a GradScaler leaves out for an overflow counts, too. If the program has no optimizer of torch, each forward of
+the first DDP whose backward reduces gradients begins a step.
 
 Step 0 begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins, or a trainer
 starts). It is marked as warm-up, because its true start is not known, and the construction of a DDP communicates. The
@@ -25,12 +26,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ddp_prof import range_names
 from ddp_prof.annotate import bucket_marks, hooks, ranges
 from ddp_prof.annotate.hooks import process_range
+from ddp_prof.annotate.outer_steps import OuterSteps
 
 TAKES_OVER = 10
 """Another optimizer counts from now on if it has made so many steps while the one that counts made none: few networks
@@ -64,7 +66,11 @@ class CountedSteps:
         self._ddp: weakref.ref[Any] | None = None  # the first DDP with a synchronized forward
         self._counts_forwards: bool | None = None  # whether there is no optimizer; None: not known yet
         self._range: ranges.OpenRange | None = None
-        self._remove = register_optimizer_step_post_hook(self._count).remove
+        self._outer_steps = OuterSteps()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ends),
+        ]
         _follow_scalers()
         at_skipped_step.append(self._count)
         bucket_marks.at_synchronized_forward.append(self._count_forward)
@@ -94,7 +100,8 @@ class CountedSteps:
 
     def stop(self) -> None:
         """Count no more: remove the hooks, and end the range of the current step, which is marked as unfinished."""
-        self._remove()
+        for handle in self._handles:
+            handle.remove()
         if self._count in at_skipped_step:
             at_skipped_step.remove(self._count)
         if self._count_forward in bucket_marks.at_synchronized_forward:
@@ -104,7 +111,15 @@ class CountedSteps:
         self.mark_unfinished()
         self.close()
 
-    def _count(self, optimizer: Any, *_: Any) -> None:
+    def _step_begins(self, optimizer: Any, *_: Any) -> None:
+        self._outer_steps.begins(optimizer)
+
+    def _step_ends(self, optimizer: Any, *_: Any) -> None:
+        """Count a step of an optimizer that no other one has called."""
+        if self._outer_steps.ends(optimizer):
+            self._count(optimizer)
+
+    def _count(self, optimizer: Any) -> None:
         """Begin the next step if ``optimizer`` is the one that counts; called after each step of any, or a skipped one.
 
         Another optimizer takes over if it shares parameters with the one that counts, and steps twice while that one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -108,6 +109,48 @@ def test_a_callback_leaves_steps_to_a_capture(trainer: str, monkeypatch: pytest.
         marks.remove()
     check(recorder)
     assert sum(each.text == "optimizer" for each in recorder.ranges) == STEPS
+
+
+class Sending(torch.optim.Optimizer):
+    """Steps by another optimizer and then sends parameters, as ``ZeroRedundancyOptimizer`` does."""
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(parameters, options)
+        self.own = torch.optim.SGD(self.param_groups[0]["params"], **options)
+        self.fails = False
+
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
+        self.own.step()
+        with annotate.synchronize():
+            if self.fails:
+                raise RuntimeError("a rank has ended")
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_step_of_an_optimizer_that_calls_another_one_is_one_step(is_counted: bool) -> None:
+    """What it sends after the other one's step was outside of the optimizer's range, and in the next step."""
+    model, recorder = nn.Linear(4, 4), annotate.Recorder()
+    optimizer = Sending(model.parameters(), lr=0.1)
+    counted = CountedSteps()
+    with annotate.only_sink(recorder):
+        marks = annotate.instrument() if is_counted else annotate.instrument(model, [optimizer, optimizer.own])
+        if is_counted:
+            counted.begin()
+        for optimizer.fails in (False, True, False, False):
+            with suppress(RuntimeError):
+                optimizer.step()
+        counted.stop()
+        marks.remove()
+    found = sorted(recorder.ranges, key=lambda each: each.start_ns)
+    sent = [each for each in found if each.text == "synchronize"]
+    steps = [each for each in found if each.text == "optimizer"]
+    assert len(sent) == len(steps) == 4
+    for inner, outer in zip(sent, steps, strict=True):
+        assert outer.start_ns <= inner.start_ns <= inner.end_ns <= outer.end_ns
+    if is_counted:
+        assert counted.index == 3
+        ends = [each.end_ns for each in found if each.text.startswith("step|") and each.is_start_end]
+        assert ends[0] > sent[0].end_ns
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
