@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ddp_prof.capture.preflight import find_doubts, find_interpreter, why_no_ranges
-from ddp_prof.capture.processes import run, run_tethered, scratch_folder
+from ddp_prof.capture.processes import claim, run, run_tethered, scratch_folder
 from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys, by_number, find_nsys
 
@@ -208,13 +208,21 @@ def run_job(job: Job, *, replaces: bool = True) -> int:
     """Run the program of a job at this terminal and return its exit code.
 
     Signals to this process go to the program; after a signal, ranks that still run are ended. With ``replaces`` the
-    files of an earlier capture are removed before; raises WorkloadError if one of their names is of another file.
+    files of an earlier capture are removed before.
+
+    Raises:
+        WorkloadError: One of these files is of no capture, or another capture is writing them.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    if replaces:
-        job.refuse_to_replace(job.folder)
-        job.remove_old(job.folder)
     with scratch_folder() as scratch:
+        if replaces:
+            if not claim(scratch, job.folder / f"{job.name}{job.part}"):
+                raise WorkloadError(
+                    f"another capture writes the files {job.name}{job.part}.* in {job.folder}: wait for it, or capture "
+                    "into another folder"
+                )
+            job.refuse_to_replace(job.folder)
+            job.remove_old(job.folder)
         return run(job.command, os.environ, scratch)
 
 

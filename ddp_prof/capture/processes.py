@@ -31,6 +31,8 @@ PREFIX = "ddp_prof.capture."
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 SHARED_NAMES = ("quadd-agent-instance-", "sem.nsys_sem_")
 """Start of the names of nsys's files in :data:`SHARED_MEMORY`; the number of a process follows."""
+TARGET = "target"
+"""File in the folder of a run that says which files it writes."""
 OUTSIDE = "outside"
 """File in the folder of a run that lists the files of nsys outside of the folder."""
 NOTING_S = 20.0
@@ -67,6 +69,20 @@ def scratch_folder() -> Iterator[Path]:
     finally:
         _remove(folder)
         os.close(lock)
+
+
+def claim(scratch: Path, target: Path) -> bool:
+    """Note that the run of a temporary folder writes ``target``; return whether no other run that lives writes it, too.
+
+    The folders of dead runs are gone, see :func:`scratch_folder`. ``target`` is a path without the suffixes of files.
+    """
+    name = os.fsencode(target.parent.resolve() / target.name)
+    (scratch / TARGET).write_bytes(name)
+    for other in scratch.parent.glob(f"{PREFIX}*/{TARGET}"):
+        with suppress(OSError):  # of another user, or gone
+            if other.parent != scratch and other.read_bytes() == name:
+                return False
+    return True
 
 
 def _new_folder(root: Path) -> tuple[Path, int]:

@@ -25,7 +25,7 @@ import ddp_prof as dp
 from ddp_prof.capture import job
 from ddp_prof.capture.job import Job, choose_nsys, export_reports
 from ddp_prof.capture.losses import find_losses
-from ddp_prof.capture.processes import _find_marked_processes
+from ddp_prof.capture.processes import _find_marked_processes, claim, scratch_folder
 from ddp_prof.capture.variant import LOST_RACE
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest import load
@@ -953,6 +953,22 @@ def test_data_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
     )
     assert (tmp_path / name).read_bytes() == before
     assert not (tmp_path / "ran").exists()
+
+
+def test_two_captures_at_once_do_not_write_the_same_files(tmp_path: Path) -> None:
+    """Each replaced the files of the other, so a summary could be of ranks of two runs."""
+    (script := tmp_path / "train.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    written_by_torch(trace := tmp_path / "train.rank0.json.gz", 0)
+    command = ("capture", "-o", tmp_path, "--profiler", "torch", "--", sys.executable, script)
+    with scratch_folder() as scratch, scratch_folder() as of_rank:
+        assert claim(scratch, tmp_path / "train")
+        assert claim(of_rank, tmp_path / "train.rank1"), "a part of another job"
+        done = run(*command)
+        assert (done.exit_code, trace.exists(), (tmp_path / "ran").exists()) == (1, True, False)
+        where = f"another capture writes the files train.* in {tmp_path}"
+        assert done.stderr.splitlines()[-1] == f"Error: {where}: wait for it, or capture into another folder"
+    run(*command)
+    assert (tmp_path / "ran").exists()
 
 
 def test_data_of_a_name_that_no_capture_writes_stays(tmp_path: Path) -> None:
