@@ -32,7 +32,7 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
             "did the program train anything (DDP, FSDP2, backward, optimizer), reach the first step of --steps, and "
             "end by itself? a program that is killed, or calls os._exit or exec, needs --steps, as 1:10; one that "
             "starts its ranks without its own variables, or by python -I or -E, must pass them on (PYTHONPATH, "
-            "DDP_PROF_*)"
+            "DDP_PROF_*); what goes on in the background is read by 'ddp-prof overlap' when it has ended"
         )
         raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
     contents = contents or [take_inventory(load_trace(file)) for file in files]

@@ -53,14 +53,16 @@ MOUNT = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Return a context that gives the temporary folder of a run; at the end its processes and the folder are removed.
+    """Return a context that gives the temporary folder of a run; at the end the folder is removed.
 
-    First the folders of killed runs are removed, too. A run that still lives holds a lock on its folder.
+    First the folders of killed runs are removed, with their processes. A run that still lives holds a lock on its
+    folder. Which processes of this run go on, :func:`run` has decided.
     """
     root = Path("/tmp")  # noqa: S108  # a short path; mkdtemp makes the folder
     for left in root.glob(f"{PREFIX}*"):
         with suppress(OSError):  # if it is locked, its run still lives
             lock = _lock(left)
+            end_started(f"{MARK}={left}")
             _remove(left)
             os.close(lock)
     folder, lock = _new_folder(root)
@@ -140,8 +142,7 @@ def hold_folder(folder: Path, on_busy: Callable[[], None]) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """End the processes of a run and remove its folder and the files that nsys has put elsewhere."""
-    end_started(f"{MARK}={folder}")
+    """Remove the folder of a run and the files that nsys has put elsewhere."""
     with suppress(OSError):
         for path in (folder / OUTSIDE).read_text(encoding="ascii").splitlines():
             Path(path).unlink(missing_ok=True)

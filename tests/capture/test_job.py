@@ -971,6 +971,17 @@ def test_two_captures_at_once_do_not_write_the_same_files(tmp_path: Path) -> Non
     assert (tmp_path / "ran").exists()
 
 
+def test_what_a_program_leaves_in_the_background_goes_on(tmp_path: Path) -> None:
+    """It was ended as soon as the program had started it."""
+    os.mkfifo(go := tmp_path / "go")
+    script = f"(read line < {shlex.quote(str(go))}; touch {shlex.quote(str(tmp_path / 'done'))}) &"
+    done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--", "sh", "-c", script)
+    assert done.exit_code == 1
+    assert "what goes on in the background is read by 'ddp-prof overlap' when it has ended" in done.stderr
+    go.write_text("\n")  # waits for its reader
+    wait_until((tmp_path / "done").exists)
+
+
 def test_data_of_a_name_that_no_capture_writes_stays(tmp_path: Path) -> None:
     (data := tmp_path / "train.json.gz").write_bytes(gzip.compress(b'{"text": "a sample"}\n'))
     job = Job((), tmp_path, "train", "", None, on_gpus=False)
