@@ -211,9 +211,12 @@ def run_job(job: Job, *, replaces: bool = True) -> int:
     files of an earlier capture are removed before.
 
     Raises:
-        WorkloadError: One of these files is of no capture, or another capture is writing them.
+        WorkloadError: The folder cannot be written, one of these files is of no capture, or another capture is writing
+            them.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(job.folder, os.W_OK | os.X_OK):  # the program may run for hours before it would be noticed
+        raise WorkloadError(f"{job.folder} cannot be written: capture into another folder")
     with scratch_folder() as scratch:
         if replaces:
             if not claim(scratch, job.folder / f"{job.name}{job.part}"):

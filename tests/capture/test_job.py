@@ -971,6 +971,18 @@ def test_two_captures_at_once_do_not_write_the_same_files(tmp_path: Path) -> Non
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("how", [["--profiler", "torch"], ["--every", "10"]])
+def test_a_folder_that_cannot_be_written_is_told_before_the_program_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: list[str]
+) -> None:
+    monkeypatch.setattr(job.os, "access", lambda path, _mode: path != tmp_path)  # root may write everywhere
+    script = f"touch {shlex.quote(str(tmp_path / 'ran'))}"
+    done = run("capture", "-o", tmp_path, *how, "--", "sh", "-c", script)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == f"Error: {tmp_path} cannot be written: capture into another folder"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_what_a_program_leaves_in_the_background_goes_on(tmp_path: Path) -> None:
     """It was ended as soon as the program had started it."""
     os.mkfifo(go := tmp_path / "go")
