@@ -25,6 +25,7 @@ from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.all_reduce import ReducingVariant
 from ddp_prof.ddp.buckets import TakenGradient
+from ddp_prof.errors import WorkloadError
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
 from ddp_prof.run_config import MANIFEST_FIELDS
 from ddp_prof.train.arguments import Arguments
@@ -87,8 +88,17 @@ def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
     with recorded:
         meet()
         yield
-    with atomic_write(path) as partial:
+    with write_errors(path), atomic_write(path) as partial:
         export_trace(recorded, partial, is_compressed=path.name.endswith(".gz"))
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Raise WorkloadError, with the reason, if ``path`` cannot be written in the block, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkloadError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def rank_path(path: Path, rank: int) -> Path:

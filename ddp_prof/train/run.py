@@ -27,7 +27,7 @@ from ddp_prof.run_config import FAULTS, LEARNING_RATE, RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import Arguments
 from ddp_prof.train.process_group import RankInfo, Seat, check_memory, choose_seat, process_group
-from ddp_prof.train.record import MessageLog, choose_recording, describe_run, peak_resident_bytes
+from ddp_prof.train.record import MessageLog, choose_recording, describe_run, peak_resident_bytes, write_errors
 from ddp_prof.train.workload import (
     StepResult,
     Trainer,
@@ -98,7 +98,8 @@ def _run_block(arguments: Arguments, place: RankInfo, seat: Seat) -> Manifest:
 def _report(arguments: Arguments, manifest: Manifest) -> None:
     """Write the ``run.json``, if one is wanted, and print step time, waiting time, loss and kept memory."""
     if arguments.run_json is not None:
-        write_manifest(manifest, arguments.run_json)
+        with write_errors(arguments.run_json):
+            write_manifest(manifest, arguments.run_json)
     step_ms = 1000 * statistics.median(manifest.step_seconds)
     waits = manifest.communication_seconds
     wait = f"{1000 * statistics.median(waits):.1f} ms" if waits else "n/a"

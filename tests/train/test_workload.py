@@ -17,16 +17,18 @@ from typing import Any, NamedTuple
 import pytest
 
 from ddp_prof.ddp import ShardedDDP
-from ddp_prof.errors import OutOfMemoryError
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import Manifest, label_of, load_manifest
 from ddp_prof.range_names import parse_range
 from ddp_prof.train import __main__
 from ddp_prof.train import run as train_run
+from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.launch import launch
 from ddp_prof.train.workload import Trainer
 from tests.ddp.gloo_ranks import fork_ranks
 from tests.forked_python import run_python
 from tests.kineto_events import ranges_in
+from tests.test_manifest import MANIFEST
 from tests.train.forked import train
 from tests.waiting import is_running, wait_until
 
@@ -254,8 +256,9 @@ ENDLESS = ["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"]
     [
         (ENDLESS, OutOfMemoryError.exit_code, r".*out of memory with --model-size tiny.*"),
         (["--batch-size", "3"], 1, r"a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"),
+        (["--kineto", "{folder}/x.json.gz"], 1, r"cannot write .*/x\.rank1\.json\.gz: Is a directory"),
     ],
-    ids=["out of memory", "another reason"],
+    ids=["out of memory", "another reason", "no place for the trace"],
 )
 def test_failure_is_one_line_and_leaves_no_manifest(
     more: list[str],
@@ -268,6 +271,8 @@ def test_failure_is_one_line_and_leaves_no_manifest(
     """With ranks that are forked, which need not import torch."""
     manifest = tmp_path / "run.json"
     manifest.write_text("of an earlier run")
+    (tmp_path / "x.rank1.json.gz").mkdir()
+    more = [word.format(folder=tmp_path) for word in more]
     argv = ["--variant", "flat", "--world-size", "2", *SMALL, *more, "--run-json", str(manifest)]
     monkeypatch.setattr(__main__, "launch", partial(launch, forked=True))
     monkeypatch.setattr(sys, "argv", ["ddp_prof.train", *argv])
@@ -276,6 +281,13 @@ def test_failure_is_one_line_and_leaves_no_manifest(
     assert said == ""
     assert re.fullmatch(rf"ddp_prof\.train: error: {reason}\n", told), told
     assert not manifest.exists()
+
+
+def test_a_run_json_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    arguments = parse_arguments(["--variant", "flat", "--run-json", str(tmp_path / "file" / "run.json")])
+    with pytest.raises(WorkloadError, match=r"^cannot write .*/run\.json: (File exists|Not a directory)$"):
+        train_run._report(arguments, MANIFEST)
 
 
 INTERRUPTED = """
