@@ -517,9 +517,13 @@ def test_a_step_that_a_rank_did_not_record_does_not_tell_who_was_last_in_it() ->
 
 
 def test_where_most_steps_lack_a_rank_all_are_compared_and_that_is_said() -> None:
-    skew = measure_skew(ranks_that_start([[1] * 4, [2] * 4, [6, None, None, None]]))
+    run = ranks_that_start([[1] * 4, [2] * 4, [6, None, None, None]])
+    skew = measure_skew(run)
     assert [step.last for step in skew.steps] == [2, 1, 1, 1]
     assert "3 of 4 steps lack a rank, which may have arrived last there" in skew.warnings
+    skew = measure_skew(replace(run, ranks=tuple(replace(rank, reason=None) for rank in run.ranks)))
+    absent = [[wait is None for wait in step.waits_ns] for step in skew.steps]
+    assert absent == [[False] * 3, *[[False, False, True]] * 3], "no wait of 0 of a rank that was not there"
 
 
 def test_what_a_rank_costs_others_is_no_wait_for_another_one_nor_its_own() -> None:

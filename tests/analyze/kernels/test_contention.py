@@ -74,6 +74,26 @@ def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytes
     assert found.half_width_ns == pytest.approx(4 * BESIDE * half_width / 1.3**2, rel=0.01)
 
 
+def test_kernels_that_were_not_compared_make_the_interval_wider() -> None:
+    """They may be slowed otherwise, as the compared ones differ: these are slowed by 10 to 90 %."""
+    kernels, steps = 9, 8
+    kernel, step = np.tile(np.arange(2 * kernels), steps), np.repeat(np.arange(steps), 2 * kernels)
+    keys = tuple((f"add{number}", "", None, "elementwise") for number in range(2 * kernels))
+    slowed = ALONE + 100 * (1 + kernel % kernels)
+    beside = (step % 2 == 1) | (kernel >= kernels)  # the second half of the kernels never runs alone
+    runs = KernelRuns(keys, kernel, np.where(beside, slowed, ALONE), np.where(beside, slowed, 0), step, steps)
+    compared = kernel < kernels
+    of_half = replace(
+        runs, **{name: getattr(runs, name)[compared] for name in ("kernel", "duration_ns", "beside_ns", "step")}
+    )
+    every, part = measure_contention([of_half]), measure_contention([runs])
+    assert (every.share, part.share) == (1, pytest.approx(1 / 3))
+    assert every.slowed == pytest.approx(part.slowed) == pytest.approx(1 - 1 / 1.5)
+    every_width, part_width = ((found.slowed_high or 0) - (found.slowed_low or 0) for found in (every, part))
+    assert every_width == pytest.approx(0), "no step differs from another"
+    assert 0.04 < part_width < 0.4
+
+
 def test_kernels_that_take_no_time_alone_tell_no_slowdown() -> None:
     """As where times are whole microseconds: the command ended with a traceback."""
     kernel, step = np.tile(np.arange(KERNELS), STEPS), np.repeat(np.arange(STEPS), KERNELS)

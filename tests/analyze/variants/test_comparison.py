@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.variants import comparison
 from ddp_prof.analyze.variants.comparison import PARTS, VariantSummary, _with_speedup, compare_variants
 from ddp_prof.manifest import load_manifest
@@ -120,3 +120,33 @@ def test_intervals_are_measured_where_they_are_asked_for(monkeypatch: pytest.Mon
     assert (found.step_ns, asked) == (4, []), "steps of 3, 4, 5 and 3: the median is 3.5"
     assert (found.step_half_width_ns, found.step_half_width_ns, asked) == (1, 1, [1])
     assert pickle.loads(pickle.dumps(found)).step_half_width_ns == 1, "a result goes to other processes"
+
+
+def of_unequal_steps() -> TraceOverlap:
+    """A run of five steps, of 2, 3, 4, 5 and 10, in each of which 1 of communication is exposed."""
+    return measure_overlap(
+        draw_trace(
+            ranges={"step 0": "##", "step 1": "..###", "step 2": "." * 5 + "####", "step 3": "." * 9 + "#####",
+                    "step 4": "." * 14 + "#" * 10},
+            launches={"main": "aMbN.cO..dP...eQ........"},
+            streams={7: "a.b..c...d....e.........", 9: ".M.N..O...P....Q........"},
+        )
+    )  # fmt: skip
+
+
+def test_the_spread_of_steps_is_the_range_of_their_middle_half() -> None:
+    (summary,) = compare_variants([of_unequal_steps()])
+    assert (summary.step_ns, summary.step_spread_ns) == (4, 2)
+
+
+def test_steps_whose_exposed_time_is_known_do_not_stand_for_the_others() -> None:
+    """Steps that are not known may be all those of a rank."""
+    result = of_unequal_steps()
+    (before,) = compare_variants([result])
+    assert (before.exposed_ns, before.overlapped_ns, before.overlap_ratio) == (1, 0, 0)
+    (rank,) = result.ranks
+    first, *others = rank.steps
+    partly = replace(rank, steps=(replace(first, exposed_ns=None), *others))
+    (summary,) = compare_variants([replace(result, ranks=(partly,))])
+    assert (summary.comm_ns, summary.exposed_ns, summary.overlapped_ns) == (1, None, None)
+    assert (summary.overlap_ratio, summary.exposed_half_width_ns) == (None, None)
