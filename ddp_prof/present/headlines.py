@@ -267,46 +267,56 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     known = [summary for summary in others if summary.overlap_ratio is not None]
     if base is None or not known:
         return []
-    # First sentence: which run hides most.
+    sentences = []
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
     hides_more = (hides.overlap_ratio or 0) > (base.overlap_ratio or 0)
-    found = [_most_hidden_text(hides, known, base)] if hides_more else []
-    if not hides_more and base.overlap_ratio is not None:
+    if hides_more:
+        sentences.append(_most_hidden_text(hides, known, base))
+    elif base.overlap_ratio is not None:
         share = percent(base.overlap_ratio)
-        found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
+        sentences.append(f"No run hides more of its communication than {base.label}, which hides {share}.")
     # A faster run is named only if the speed-up is supported, and if the first sentence is not about it.
     if (fastest.speedup or 0) > 1 and fastest.supported and not (hides_more and fastest is hides):
-        share = "" if fastest.overlap_ratio is None else f", and it hides {percent(fastest.overlap_ratio)}"
-        if as_fast := [run.label for run in others if run is not fastest and run.is_as_fast_as(fastest)]:
-            others_too = " and ".join(filter(None, (", ".join(as_fast[:-1]), as_fast[-1])))
-            found.append(
-                f"{fastest.label} has the shortest {_step_name(fastest).rstrip(',')}, "
-                f"{_step_change_text(fastest)}{share}, "
-                f"but is not clearly faster than {others_too}."
-            )
-        else:
-            found.append(
-                f"{fastest.label} is fastest: its {_step_name(fastest)} is {_step_change_text(fastest)}{share}."
-                f"{_less_communication_text(fastest, base)}"
-            )
-    found += [
+        sentences.append(_fastest_text(fastest, others, base))
+    sentences += _unreported_texts(summaries, base)
+    if any(summary.device == "cpu" for summary in summaries):
+        sentences.append(
+            "These runs used CPUs, and their ranks share cores. Communication takes time from the compute that "
+            "hides it, so hiding it saves less than its share suggests."
+        )
+    return sentences
+
+
+def _fastest_text(run: VariantSummary, others: Sequence[VariantSummary], base: VariantSummary) -> str:
+    """Return a sentence on the fastest run, and on those of the others that are as fast."""
+    share = "" if run.overlap_ratio is None else f", and it hides {percent(run.overlap_ratio)}"
+    as_fast = [other.label for other in others if other is not run and other.is_as_fast_as(run)]
+    if not as_fast:
+        return (
+            f"{run.label} is fastest: its {_step_name(run)} is {_step_change_text(run)}{share}."
+            f"{_less_communication_text(run, base)}"
+        )
+    others_too = " and ".join(filter(None, (", ".join(as_fast[:-1]), as_fast[-1])))
+    return (
+        f"{run.label} has the shortest {_step_name(run).rstrip(',')}, {_step_change_text(run)}{share}, "
+        f"but is not clearly faster than {others_too}."
+    )
+
+
+def _unreported_texts(summaries: Sequence[VariantSummary], base: VariantSummary) -> list[str]:
+    """Return sentences on runs without a speed-up: other jobs, and differences that something else explains."""
+    texts = [
         f"No speed-up of {run.label} is reported: {base.label} is another job ({run.other_job})."
         for run in summaries
         if run.other_job and run.device == base.device
     ]
-    # Speed-ups that something else explains.
     for cause, words in EXPLAINED_BY.items():
         if names := ", ".join(run.label for run in summaries if run.confounded_by == cause):
             busier = ", as on a machine that was busier" if cause == COMPUTE else ""
-            found.append(
+            texts.append(
                 f"No speed-up of {names} is reported: most of the difference from {base.label} is {words}{busier}."
             )
-    if any(summary.device == "cpu" for summary in summaries):
-        found.append(
-            "These runs used CPUs, and their ranks share cores. Communication takes time from the compute that "
-            "hides it, so hiding it saves less than its share suggests."
-        )
-    return found
+    return texts
 
 
 def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base: VariantSummary) -> str:

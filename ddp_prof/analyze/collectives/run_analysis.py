@@ -201,31 +201,29 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
     # file; each file that has been aligned adds the ends of its other collectives. `waiting` are the files not aligned.
     reference, waiting = ends[:, 0].copy(), list(range(1, len(files)))
     offsets, residuals = {0: ClockOffset(files[0], 0, 0, 0.0, 0)}, []
-    # Whether all files share a collective with others, whether ends fitted an offset, and whether they tell a residual.
-    shares_all, is_fitted, tells = True, False, True
+    pairs = dict[int, int]()  # for each file, the number of ends by which it was aligned
     while waiting:
         shared = {index: (reference != NO_TIME) & (ends[:, index] != NO_TIME) for index in waiting}
         # With tensor and data parallelism, a file may share nothing with the first, but much with a third one.
         ready = [index for index in waiting if shared[index].sum() >= LEAST_PAIRS] or waiting
         for index in ready:
-            file, both = files[index], shared[index]
-            if not both.any():
-                offsets[index] = ClockOffset(file, base[file], 0, 0.0, 0)
-                shares_all = tells = False
-                continue
-            own, others = ends[both, index], reference[both]
-            is_single = len(own) < LEAST_PAIRS
-            is_fitted |= not (is_single and has_epochs)
-            tells &= has_epochs or not is_single
-            offset, drift = (0, 0.0) if is_single and has_epochs else _fit(own, others - own - base[file])
-            offsets[index] = ClockOffset(file, base[file] + offset, offset, drift, int(own.min()))
+            file, own, others = files[index], ends[shared[index], index], reference[shared[index]]
+            pairs[index] = len(own)
+            # Few ends are fitted only if nothing else is known of the file's clock.
+            is_fitted = len(own) >= LEAST_PAIRS or (len(own) > 0 and not has_epochs)
+            offset, drift = _fit(own, others - own - base[file]) if is_fitted else (0, 0.0)
+            origin_ns = int(own.min()) if len(own) else 0
+            offsets[index] = ClockOffset(file, base[file] + offset, offset, drift, origin_ns)
             residuals.append(np.abs(offsets[index].common_ns(own) - others))
         for index in ready:
             is_new = (reference == NO_TIME) & (ends[:, index] != NO_TIME)
             reference[is_new] = offsets[index].common_ns(ends[is_new, index])
         waiting = [index for index in waiting if index not in ready]
-    known = np.concatenate(residuals) if tells else None
-    methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if shares_all and is_fitted else [])
+    # A residual tells nothing of ends to which the clock itself was fitted, if these were few.
+    is_known = all(count >= LEAST_PAIRS or (count > 0 and has_epochs) for count in pairs.values())
+    known = np.concatenate(residuals) if is_known else None
+    is_by_ends = all(pairs.values()) and (not has_epochs or max(pairs.values()) >= LEAST_PAIRS)
+    methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if is_by_ends else [])
     return Alignment(
         method=", ".join(methods) or NONE,
         residual_p50_ns=None if known is None else round(float(np.percentile(known, 50))),

@@ -53,9 +53,6 @@ from ddp_prof.manifest import Caveat
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, select
 from ddp_prof.variants import variant_position
 
-SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
-"""The parts that are measured for each step; contention is measured for a whole run."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -259,29 +256,27 @@ def _measure_budget(
         for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True)
         if of_ranks is None or rank.rank in of_ranks
     ]
-    # ``samples``: for each part, one value per step of each rank.
-    ranks = [
-        _measure_step_parts(rank, wait_ns if knows_wait else np.full_like(wait_ns, UNKNOWN))
-        for rank, wait_ns in counted
-    ]
-    samples = {part: np.concatenate([of_rank[part] for of_rank in ranks]) for part in SAMPLED} if ranks else {}
-    if not ranks or not len(samples["step"]):
+    # For each rank, the parts that are told: one value per step. What is not told apart is in another part.
+    ranks = []
+    for rank, wait_ns in counted:
+        parts = _measure_step_parts(rank, wait_ns if knows_wait else np.full_like(wait_ns, UNKNOWN))
+        if not knows_wait:
+            del parts["wait"]
+        if not knows_tail:
+            parts["transfer"] = parts["transfer"] + parts.pop("tail")
+        if any(of_run.clocks_disagree for of_run in run.ranks):  # then all of it counts as rest
+            del parts["calls"]
+        ranks.append(parts)
+    steps = sum(len(parts["step"]) for parts in ranks)
+    if not steps:
         return None
-    if not knows_wait:
-        del samples["wait"]
-    if not knows_tail:
-        samples["transfer"] = samples["transfer"] + samples.pop("tail")
-    if any(rank.clocks_disagree for rank in run.ranks):  # then all of it counts as rest
-        del samples["calls"]
     # Integers, so that the parts sum to the step: the rest is what the other parts leave of it.
-    mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
+    mean = {part: round(sum(int(parts[part].sum()) for parts in ranks) / steps) for part in ranks[0]}
     price = contention.contention_ns
     exposed_ns = mean["transfer"] + mean.get("tail", 0) + mean.get("wait", 0)
     # Half of the interval of each part. Contention is subtracted from compute, so its interval adds to that of compute.
     keys = [rank.step_keys[: len(rank.times)][rank.times.is_known] for rank, _ in counted]
-    if not knows_tail:
-        ranks = [{**of_rank, "transfer": of_rank["transfer"] + of_rank["tail"]} for of_rank in ranks]
-    halves = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw, keys) for part in samples}
+    halves = {part: half_width_of_steps([parts[part] for parts in ranks], mean_per_draw, keys) for part in ranks[0]}
     widths = {part: half for part, half in halves.items() if half is not None}
     if price is not None and widths:
         compute, width = widths.pop("compute"), contention.half_width_ns
@@ -290,7 +285,7 @@ def _measure_budget(
     return Budget(
         label=run.label,
         device=run.device,
-        steps=len(samples["step"]),
+        steps=steps,
         step_ns=mean["step"],
         compute_ns=mean["compute"] - (price or 0),
         contention_ns=price,
