@@ -94,6 +94,21 @@ def test_kernels_that_were_not_compared_make_the_interval_wider() -> None:
     assert 0.04 < part_width < 0.4
 
 
+def test_a_kind_that_may_have_its_own_slowdown_widens_the_interval_to_its_side() -> None:
+    """Kernels added elementwise are slowed by 10 to 90 %, products by 40: that is not enough to tell both apart."""
+    kernels, steps = 9, 8
+    kernel, step = np.tile(np.arange(3 * kernels), steps), np.repeat(np.arange(steps), 3 * kernels)
+    names = ["gemm"] * kernels + ["elementwise_add"] * 2 * kernels
+    keys = tuple((f"{name}_{number}", "", None, "any") for number, name in enumerate(names))
+    slowed = np.where(kernel < kernels, 1.4 * ALONE, ALONE + 100 * (1 + kernel % kernels)).astype(int)
+    beside = (step % 2 == 1) | (kernel >= 2 * kernels)  # half of the added kernels never run alone
+    runs = KernelRuns(keys, kernel, np.where(beside, slowed, ALONE), np.where(beside, slowed, 0), step, steps)
+    found = measure_contention([runs])
+    assert found.slowed == pytest.approx(1 - 1 / 1.45)
+    assert len({fraction for _, fraction in found.slowed_by_kind}) == 1
+    assert (found.slowed_high or 0) - found.slowed > found.slowed - (found.slowed_low or 0) + 1e-6
+
+
 def test_kernels_that_take_no_time_alone_tell_no_slowdown() -> None:
     """As where times are whole microseconds: the command ended with a traceback."""
     kernel, step = np.tile(np.arange(KERNELS), STEPS), np.repeat(np.arange(STEPS), KERNELS)
