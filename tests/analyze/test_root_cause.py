@@ -342,3 +342,37 @@ def test_hooks_and_buckets_are_advised_only_for_what_may_carry_gradients(inferre
     assert not carries(tensors, {7: COMPUTE, 9: "..T....MM.NNNNNNNN"}, inferred=inferred), (
         "tensor parallelism, in forward and backward"
     )
+
+
+def test_a_bucket_that_another_one_follows_is_not_the_last() -> None:
+    trace = draw_trace(
+        ranges={
+            "process|rank=0|world=2": "#" * 12,
+            "step|index=0": "#" * 12,
+            "backward": "######......",
+            "synchronize": "......######",
+            "all_reduce|bucket=0|bytes=8|params=1": "....#######.",
+            "all_reduce|bucket=1|bytes=8|params=1": ".........###",
+        },
+        ranks={PID: 0},
+    )
+    cause = cause_of(trace)
+    assert (cause.bucket, cause.is_last) == (0, False)
+
+
+@pytest.mark.parametrize(("world", "knows_wait"), [(2, True), (3, False)])
+def test_a_rank_that_was_not_recorded_may_be_the_one_that_was_waited_for(world: int, knows_wait: bool) -> None:
+    ranks = [
+        draw_trace(
+            ranges={"step 0": "#" * 24, "backward": "#" * 14},
+            launches={"pt_autograd_0": "aM"},
+            streams={7: "." + "a" * 10, 9: "." * 11 + "M" * 12},
+            ranks={PID: rank},
+            world_size=world,
+            path=f"rank{rank}",
+        )
+        for rank in range(2)
+    ]
+    cause = find_root_cause(results_of(*ranks))
+    assert cause is not None
+    assert cause.knows_wait == knows_wait

@@ -870,6 +870,12 @@ def test_a_process_alone_is_told_from_a_run_without_communication(tmp_path: Path
     assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks={0})) == [], "it was asked for"
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_rank_that_records_itself_does_not_miss_the_others(tmp_path: Path, world: int) -> None:
+    exported(tmp_path / "x.rank0.sqlite", {0: 2}, world=world)
+    assert find_losses(Job((), tmp_path, "x", ".rank0", NSYS, on_gpus=False)) == []
+
+
 def test_collectives_that_nsys_does_not_see_are_missed(tmp_path: Path) -> None:
     exported(tmp_path / "x.sqlite", {0: 2}, lost_kernels=0)
     *_, loss = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False))
