@@ -19,7 +19,7 @@ def waits_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
     waits = rank.host_calls.waited if rank.device is not None and len(rank.events) else np.empty(0, np.int64)
     if not len(waits) or rank.clocks_disagree:
         return waits[:0], waits[:0]
-    waits = waits[np.isin(rank.host_calls.thread[waits], [rank.main_thread, *rank.gradient_threads])]
+    waits = waits[np.isin(rank.host_calls.thread[waits], [*rank.training_threads])]
     operations, passes = rank.operations, rank.passes
     is_of_pass = np.isin(operations.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) & (rank.pass_of_operation != UNKNOWN)
     last = last_by_step(operations.launch_ns[is_of_pass], rank.pass_of_operation[is_of_pass], len(passes))

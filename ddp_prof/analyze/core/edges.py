@@ -16,6 +16,7 @@ is counted as unresolved, and an edge whose consumer began before its producer e
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -422,13 +423,13 @@ class HostCalls:
         self.lag_ns = self.end_ns - np.maximum(self.start_ns, until_ns)
 
     def last_before(
-        self, thread: Ints, main_thread: int, time_ns: Ints, place: Ints, among: Ints | slice = slice(None)
+        self, thread: Ints, trains: Collection[int], time_ns: Ints, place: Ints, among: Ints | slice = slice(None)
     ) -> Ints:
-        """Return, for each thread and time, the last call of this or of the main thread that had ended by then.
+        """Return, for each thread and time, the last call of this thread or of those that train that had ended by then.
 
         Args:
             thread: One thread per element of the result.
-            main_thread: The thread whose calls count for every element.
+            trains: The threads whose calls count for every element, see :attr:`.RankEvents.training_threads`.
             time_ns: The call ended at this time or earlier.
             place: The call comes before this position in the order of calls.
             among: Selects the calls that count; by default all.
@@ -440,7 +441,7 @@ class HostCalls:
         for one in set(distinct(thread)) - {UNKNOWN}:
             is_own = thread == one
             rows = np.arange(len(self.rows))[among]
-            own = rows[np.isin(self.thread[rows], (one, main_thread))]
+            own = rows[np.isin(self.thread[rows], [one, *trains])]
             at = np.searchsorted(self.end_ns[own], time_ns[is_own], side="right") - 1
             while np.any(is_later := (at >= 0) & (take_or_unknown(self.place[own], at) >= place[is_own])):
                 at -= is_later  # a call that ended at that very instant can come later: step back by one

@@ -393,7 +393,7 @@ class RankEvents(Brief):
     @cached_property
     def work(self) -> Work:
         """The operations of its device, and what delayed each of them."""
-        return find_work(self.trace, self.dependencies(), self.host_calls, self.main_thread)
+        return find_work(self.trace, self.dependencies(), self.host_calls, self.training_threads)
 
     @cached_property
     def is_backward(self) -> Mask:
@@ -421,6 +421,14 @@ class RankEvents(Brief):
     def gradient_threads(self) -> frozenset[int]:
         """The threads that launch compute of backward."""
         return frozenset(distinct(self.events.launcher[self.is_backward]))
+
+    @cached_property
+    def training_threads(self) -> frozenset[int]:
+        """The main thread and those that launch compute of backward.
+
+        One of them works at a time: the main thread waits for a backward, and autograd's threads have none meanwhile.
+        """
+        return self.gradient_threads | {self.main_thread}
 
     @property
     def is_mine(self) -> Mask:

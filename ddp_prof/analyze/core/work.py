@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,10 +46,10 @@ class Work(Table):
         return rows
 
 
-def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_thread: int) -> Work:
+def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, trains: Collection[int]) -> Work:
     """Return the operations of a device, with what delayed each of them.
 
-    While the main thread waits for the device, autograd's threads are taken to launch nothing.
+    While one of the threads that train (``trains``) waits for the device, the others are taken to launch nothing.
     """
     activities, rows = trace.activities, calls.work
     place = positions(rows, len(activities))
@@ -74,5 +75,5 @@ def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_t
     # For each launch, the last call before it in which its thread really waited for the device.
     thread = take_or_unknown(trace.calls.lane, launching)
     any_place = np.full(len(rows), np.iinfo(np.int64).max)
-    after = calls.last_before(thread, main_thread, launch, any_place, calls.waited)
+    after = calls.last_before(thread, trains, launch, any_place, calls.waited)
     return Work(rows, activities.category[rows], start, end, bound_by, launch, take_or_unknown(calls.latest, after))

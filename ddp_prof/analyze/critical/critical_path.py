@@ -2,8 +2,8 @@
 
 The path starts at the end of the step, on the rank that ends last. From there it is followed backwards. Each operation
 was delayed by what came last: the end of the operation before it on its stream, the end of an operation that its stream
-waits for, or its launch. Before a launch, the path stays on the host, back to the last time when the launching thread
-waited for the device::
+waits for, or its launch. Before a launch, the path stays on the host, back to the last time when the launching thread,
+or one that trains, waited for the device::
 
     host        L......S...........L              L: launches a kernel, S: waits for the device
     stream 7    .kkkk..............kkk            k: kernels
@@ -280,7 +280,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     # next step begins, such as a receive that was posted ahead.
     trains = np.ones(len(row), np.bool_)
     if np.any(launcher == rank.main_thread):
-        trains = np.isin(launcher, [rank.main_thread, *rank.gradient_threads])
+        trains = np.isin(launcher, [*rank.training_threads])
     has_ended = trains & (ended_ns <= next_ns[step_of])
     trains &= has_ended | ~np.isin(step_of, step_of[has_ended])  # all of them where none ended before that
     end_ns = np.maximum(start_ns, last_by_step(ended_ns[trains], step_of[trains], steps))
@@ -307,10 +307,10 @@ def find_rank_work(rank: RankEvents) -> RankWork:
         Ends(step[rows], rows, np.zeros_like(rows)),
         Ends(np.flatnonzero(to_next), following[to_next], (work.end_ns - work.start_ns)[following[to_next]]),
     )
-    # The last call before the end of each step's range in which the main thread waited for the device.
+    # The last call before the end of each step's range in which a thread that trains waited for the device.
     main, any_place = np.full(steps, rank.main_thread), np.full(steps, np.iinfo(np.int64).max)
     calls = rank.host_calls
-    waits = calls.last_before(main, rank.main_thread, rank.steps.end_ns, any_place, calls.waited)
+    waits = calls.last_before(main, rank.training_threads, rank.steps.end_ns, any_place, calls.waited)
     return RankWork(
         process=rank.process,
         device=rank.device,

@@ -67,7 +67,7 @@ class Recorded:
         kind: The kind of each operation by its name, as a position in ``(*KINDS, OTHER)``.
         producer, consumer: Each ``consumer`` waits for the end of its ``producer``, an operation of another stream.
         syncs: The calls in which the host could wait for the device.
-        main_thread: The main thread.
+        trains: The threads that train, see :attr:`.RankEvents.training_threads`.
         communication: When the device communicates.
         copies: The copies on the stream of compute.
         waits_in_backward: Indices in ``syncs`` of the calls that wait in backward.
@@ -82,7 +82,7 @@ class Recorded:
     producer: Ints
     consumer: Ints
     syncs: HostCalls
-    main_thread: int
+    trains: frozenset[int]
     communication: Intervals
     copies: Ints
     waits_in_backward: Ints
@@ -113,7 +113,7 @@ def record(rank: RankEvents, ends: Ends) -> Recorded:
         producer=producer[inside],
         consumer=consumer[inside],
         syncs=rank.host_calls,
-        main_thread=rank.main_thread,
+        trains=rank.training_threads,
         communication=rank.union_of(Category.COMMUNICATION),
         copies=np.flatnonzero(is_copy),
         waits_in_backward=waits_in_backward(rank)[0],
@@ -239,7 +239,7 @@ def find_replay(recorded: Recorded, without: Without = NOTHING) -> Replay | None
         The replay; ``None`` if a link contradicts the order of the calls.
     """
     work, stream, place, ends = recorded.work, recorded.stream, recorded.place, recorded.ends
-    producer, consumer, syncs, main_thread = recorded.producer, recorded.consumer, recorded.syncs, recorded.main_thread
+    producer, consumer, syncs, trains = recorded.producer, recorded.consumer, recorded.syncs, recorded.trains
     is_collective, own_ns = work.is_collective, _added_to_stream(work, without)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
     spared_ns, spared_syncs_ns = _spared_launches(recorded, without)
@@ -269,7 +269,7 @@ def find_replay(recorded: Recorded, without: Without = NOTHING) -> Replay | None
     is_there = np.ones(len(work), np.bool_)
     is_there[without.rows] = False
     launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN) & is_there)
-    after = syncs.last_before(recorded.thread[launched], main_thread, work.launch_ns[launched], place[launched])
+    after = syncs.last_before(recorded.thread[launched], trains, work.launch_ns[launched], place[launched])
     due_ns = launch_ns[launched] - upto_ns[launched] + own_ns[launched]
     first, last = _latest_of_each(due_ns, next_kept[launched], after)
     latest_ns, latest = due_ns[last], launched[last]
@@ -277,7 +277,7 @@ def find_replay(recorded: Recorded, without: Without = NOTHING) -> Replay | None
 
     # Links, in this order: along a stream, between streams, from a call that waits (or from the clock) to a launch,
     # from one such call to the next, from an operation to the call that waits for it, and durations of collectives.
-    sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
+    sync_before = syncs.last_before(syncs.thread, trains, syncs.start_ns, syncs.place)
     since_ns = syncs.start_ns - spared_syncs_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
     waits = ~np.isin(syncs.awaits, without.syncs)
     found: list[tuple[Ints, Ints, Ints]] = [  # tail, head, length
@@ -431,11 +431,11 @@ def _spared_launches(recorded: Recorded, without: Without) -> tuple[Ints, Ints]:
     is_spared = np.zeros(len(work), np.bool_)
     is_spared[without.rows] = True
     for one in distinct(thread[is_spared & (launch_ns != NO_TIME)]):
-        # The launches of the thread, and the waits of it or of the main thread, in order of time.
+        # The launches of the thread, and the waits of it or of those that train, in order of time.
         rows = np.flatnonzero((thread == one) & (launch_ns != NO_TIME))
         rows = rows[np.argsort(launch_ns[rows], kind="stable")]
         at = launch_ns[rows]
-        own = np.flatnonzero(np.isin(syncs.thread, [one, recorded.main_thread]))
+        own = np.flatnonzero(np.isin(syncs.thread, [one, *recorded.trains]))
         own = own[np.argsort(syncs.end_ns[own], kind="stable")]
         # ``took_ns``: what each left-out launch takes. ``upto_ns``: the sum of that before each launch.
         last = np.searchsorted(syncs.end_ns[own], at, side="right") - 1

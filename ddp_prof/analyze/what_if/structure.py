@@ -385,7 +385,7 @@ def _kernels_of(rank: RankEvents) -> dict[int, int]:
     if rank.device is None:
         return dict.fromkeys(range(len(rank.steps)), 0)
     rows = np.flatnonzero((events.step != UNKNOWN) & rank.is_kernel)
-    trains = np.isin(events.launcher[rows], [rank.main_thread, *rank.gradient_threads])
+    trains = np.isin(events.launcher[rows], [*rank.training_threads])
     rows = rows[trains] if trains.any() else rows
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     names = rank.trace.activities.name_id[events.activity[rows]]

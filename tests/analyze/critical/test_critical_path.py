@@ -26,10 +26,10 @@ from ddp_prof.analyze.critical.critical_path import (
     measure_critical_paths,
 )
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
-from ddp_prof.trace import UNKNOWN, Category, Spans, Trace, empty
+from ddp_prof.trace import UNKNOWN, Category, Spans, Synchronizations, SyncKind, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
-from tests.drawing import PID, draw_trace
+from tests.drawing import MAIN, PID, draw_trace, table
 from tests.examples import examples
 
 Parts = tuple[int, int, int]
@@ -563,3 +563,20 @@ def test_no_rank_goes_on_from_a_free_collective_before_all_have_arrived(
     for index in range(len(transfers)):
         free = [0 if each == index else transfer for each, transfer in enumerate(transfers)]
         assert told.get(index, 0) == ends[-1] - ends_of(kernels, free)[1][-1]
+
+
+def test_the_path_goes_through_a_wait_of_autograd_before_what_the_main_thread_launches() -> None:
+    """As where DDP copies the vote on unused parameters to the host: 94 % of a step was said to be the host."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 20, "backward": "..###########......."},
+        launches={"main": "a.............d.....", "pt_autograd_0": "..b................."},
+        streams={7: ".aaaabbbbbbbb..ddd.."},
+    )
+    wait = {
+        **dict.fromkeys(Synchronizations.__dataclass_fields__, UNKNOWN),
+        "kind": SyncKind.HOST_WAIT_DEVICE, "start_ns": 3, "end_ns": 13, "process": PID, "thread": MAIN + 2,
+        "correlation": ord("c"), "device": 0,
+    }  # fmt: skip
+    waits = table(Synchronizations, [wait])
+    path = path_of(replace(trace, synchronizations=waits, sync_source="cuda_events"))
+    assert path.parts_ns == dict.fromkeys(path.parts_ns, 0) | {"compute": 4 + 8 + 3, "host": 1, "launch": 1}
