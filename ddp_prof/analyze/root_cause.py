@@ -14,7 +14,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
-from ddp_prof.communication import REDUCE, REDUCE_SCATTER
+from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
 from ddp_prof.trace import UNKNOWN
@@ -47,12 +47,14 @@ class RootCause:
         collectives_per_step: Number of collectives of one rank in the step.
         alike_per_step: Number of these with the same value of ``Collective.blocking`` as the collective.
         same_operation_per_step: Number of these with the same operation.
-        same_operation_per_pass: Number of these with the same operation in the same pass of backward; in the step if no
-            pass of backward is known.
+        gradients_per_pass: Number of collectives of its operation that reduce gradients in its pass of backward (in the
+            step if no pass is known), without a vote on unused parameters.
         bucket: Number of its bucket; ``None`` if not known.
         last_bucket: The largest bucket number among collectives with its operation.
         index: Its position in the step.
         is_last: Whether it is the last collective of its operation in its pass of backward.
+        ends_gradients: Whether it is the last of those that ``gradients_per_pass`` counts: a vote, or the reduction of
+            a loss or of a norm, may follow.
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
         alike: Sizes of collectives of its operation that take equally long; ``None`` if there are none.
         times_per_step: How often one rank communicates its bucket with its operation and size in the step.
@@ -65,7 +67,7 @@ class RootCause:
         passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
         ranks: Number of ranks with collectives in the step.
-        exceeds_others: Whether it is more than twice as large as every collective of its operation in its pass but the
+        exceeds_others: Whether it is more than twice as large as every one that ``gradients_per_pass`` counts but the
             first. Then most of it is one parameter, because a bucket closes when it has reached its size.
         is_sharded: Whether its step also reduces to shards, as FSDP does before groups of ranks reduce these.
         late_rank: Name of the rank that arrives last in the step, if it does so in most steps; else ``None``.
@@ -103,7 +105,8 @@ class RootCause:
     times_per_step: int = 1
     alike: AlikeTimes | None = None
     passes: int = 1
-    same_operation_per_pass: int | None = None
+    gradients_per_pass: int | None = None
+    ends_gradients: bool = False
     late_rank: str | None = None
     late_cost_ns: int | None = None
     ranks: int = 1
@@ -111,9 +114,9 @@ class RootCause:
     is_sharded: bool = False
 
     @property
-    def has_others(self) -> bool:
-        """Whether other collectives with the same operation belong to the same pass of backward."""
-        return (self.same_operation_per_pass or self.same_operation_per_step) > 1
+    def is_last_bucket(self) -> bool:
+        """Whether other reductions of gradients of its pass of backward come before it, and none after it."""
+        return self.ends_gradients and (self.gradients_per_pass or 0) > 1
 
     @property
     def smaller_bucket_mb(self) -> int | None:
@@ -125,13 +128,13 @@ class RootCause:
         """
         half = (self.bytes or 0) // (2 * BYTES_PER_MB)
         is_tail = self.when == TAIL and self.operation == ALL_REDUCE
-        is_tail &= self.why in (TRANSFER, QUEUED) and self.carries_gradients and self.is_last
+        is_tail &= self.why in (TRANSFER, QUEUED) and self.carries_gradients and self.is_last_bucket
         can_divide = self.operation == ALL_REDUCE and not (self.alike or self.parameters or self.exceeds_others)
         can_divide &= self.times_per_step == 1 and not self.is_sharded
         is_late = 2 * self.wait_ns > self.exposed_ns or self.late_rank is not None
         is_worth = not self.step_ns or self.pair_ns >= WORTH * self.step_ns
-        several = self.has_others and (self.bytes or 0) >= FEW_BYTES
-        return half if half and is_tail and can_divide and several and is_worth and not is_late else None
+        is_large = (self.bytes or 0) >= FEW_BYTES
+        return half if half and is_tail and can_divide and is_large and is_worth and not is_late else None
 
     @property
     def smaller_bucket_advice(self) -> str | None:
@@ -173,13 +176,23 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     # The culprit on all ranks, on the first of them (`one`), and where it is there.
     own = [collective for collective in step if _match_key(collective) == culprit]
     one = own[0]
-    rank, row = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank][step.index(one)]
-    # The collectives of its rank, since ranks may have different numbers of them, and of its pass there.
+    are_gradients = [
+        bool(carries)
+        for of_run, of_rank in zip(run.ranks, rows, strict=True)
+        for carries in carry_gradients(of_run)[of_rank]
+    ]
+    at = step.index(one)
+    rank, row = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank][at]
+    # The collectives of its rank, since ranks may have different numbers of them.
     mine = [collective for collective in step if collective.step_identity == one.step_identity]
-    of_pass = [collective for collective in mine if _pass_key(collective) == _pass_key(one)]
     # The collectives of all ranks with its operation, and the position of the last of them in each pass.
     same = [collective for collective in step if collective.op == one.op]
-    last = {_pass_key(collective): collective.index for collective in sorted(same, key=lambda each: each.index)}
+    last = _last_of_passes(same)
+    # Those of them that reduce gradients but do not vote, and those of its pass on its rank.
+    gradients = [each for each, carries in zip(step, are_gradients, strict=True) if carries and each.op == one.op]
+    gradients = [each for each in gradients if not _is_vote(each, one)]
+    last_gradients = _last_of_passes(gradients)
+    of_pass = [each for each in gradients if _pass_key(each) == _pass_key(one)]
     sizes = {collective.bytes for collective in own if collective.bytes is not None}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     late_rank, late_cost_ns = _find_late_rank(skew, typical)
@@ -207,15 +220,16 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         alike=find_alike_times(run, one.op) if one.op else None,
         lead_ns=round(median(leads)) if leads else None,
         has_launch=one.launch_ns is not None,
-        carries_gradients=bool(carry_gradients(run.ranks[rank])[row]),
+        carries_gradients=are_gradients[at],
         knows_wait=all(collective.exposed_wait_ns is not None for collective in own)
         and _has_all_parts(run, one, rank, row),
         is_last=all(collective.index == last[_pass_key(collective)] for collective in own),
+        ends_gradients=all(collective.index == last_gradients.get(_pass_key(collective)) for collective in own),
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         collectives_per_step=len(mine),
         alike_per_step=sum(collective.blocking == one.blocking for collective in mine),
         same_operation_per_step=sum(collective.op == one.op for collective in mine),
-        same_operation_per_pass=sum(collective.op == one.op for collective in of_pass),
+        gradients_per_pass=len(of_pass),
         times_per_step=sum(_match_key(collective) == culprit for collective in mine),
         follows_own_bucket=one.bucket is not None
         and any(_match_key(other)[:2] == culprit[:2] and other.index < one.index for other in mine),
@@ -279,12 +293,24 @@ def _has_all_parts(run: RunAnalysis, one: Collective, rank: int, row: int) -> bo
     return int((matches[matches[:, rank] == row] != UNKNOWN).sum()) >= one.ranks
 
 
+def _last_of_passes(collectives: Sequence[Collective]) -> dict[tuple[object, int | None], int]:
+    """Return the position in its step of the last of some collectives in each pass of backward on each rank."""
+    return {_pass_key(one): one.index for one in sorted(collectives, key=lambda each: each.index)}
+
+
+def _is_vote(one: Collective, bucket: Collective) -> bool:
+    """Return whether a collective is so small beside a bucket that it is a vote on unused parameters, and no bucket."""
+    if one.bytes is None or bucket.bytes is None:
+        return False
+    return one.bytes <= VOTE_BYTES and VOTE_TIMES * one.bytes <= bucket.bytes
+
+
 def _exceeds_others(one: Collective, of_pass: Sequence[Collective]) -> bool:
-    """Return whether a collective is more than twice as large as the others of its operation in its pass but the first.
+    """Return whether a collective is more than twice as large as all that reduce gradients in its pass but the first.
 
     See :class:`RootCause`. Torch makes the first bucket smaller than the others on purpose.
     """
-    between = [other.bytes for other in of_pass if other.op == one.op and other is not one][1:]
+    between = [other.bytes for other in of_pass if other is not one][1:]
     known = [size for size in between if size is not None]
     return one.bytes is not None and bool(known) and one.bytes > 2 * max(known)
 

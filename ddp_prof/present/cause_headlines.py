@@ -322,7 +322,7 @@ def _tail_advice(cause: RootCause) -> str:
     if cause.bytes is not None and cause.bytes < FEW_BYTES:
         latency = "latency" if cause.knows_wait else "latency or waiting"
         return f"With so few bytes it is {latency}, which smaller buckets would not shorten."
-    if cause.is_last and cause.has_others:
+    if cause.is_last_bucket:
         size_text = f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
         return f"A smaller last bucket would shorten it{if_transfer}{size_text}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."

@@ -264,8 +264,40 @@ def test_the_last_bucket_of_a_pass_is_the_last_though_another_network_follows() 
     assert (cause.when, cause.bucket, cause.passes, cause.is_last) == ("tail", 2, 2, True)
     assert cause.smaller_bucket_mb == 4
     assert "the last bucket of its pass (9 MiB)" in root_cause_headline(cause).text
-    only = replace(cause, same_operation_per_pass=1)
+    only = replace(cause, gradients_per_pass=1)
     assert only.smaller_bucket_mb is None, "a network of one bucket has no smaller last one"
+
+
+@pytest.mark.parametrize(
+    ("other", "picture"),
+    [
+        ("all_reduce|bytes=4", "..............##...."),
+        ("all_reduce|bytes=4000", "..............##...."),
+        ("all_reduce|bytes=240", "........#..........."),
+    ],
+    ids=["a loss", "a metric", "a vote on unused parameters"],
+)
+def test_the_last_bucket_is_the_last_though_what_is_no_bucket_follows(other: str, picture: str) -> None:
+    """'large last bucket' was not found, and a last bucket beside a loss was said to be one parameter."""
+    mib = 1 << 20
+    reduces = [
+        (f"all_reduce|bucket=0|bytes={8 * mib}|params=2", "....##.............."),
+        (f"all_reduce|bucket=1|bytes={9 * mib}|params=2", ".......#######......"),
+        (other, picture),
+    ]
+    phases = [
+        ("forward", "##.................."),
+        ("backward", "..#######..........."),
+        ("optimizer", "...........#........"),
+    ]
+    waits = ("synchronize", ".........##.#####...")
+    trace = draw_trace(
+        ranges=[("process|rank=0|world=2", "#" * 20), ("step|index=0", "#" * 20), *phases, waits, *reduces],
+        ranks={PID: 0},
+    )
+    cause = cause_of(trace)
+    assert (cause.when, cause.bucket, cause.exceeds_others, cause.smaller_bucket_mb) == ("tail", 1, False, 4)
+    assert "A smaller last bucket would shorten it" in root_cause_headline(cause).text
 
 
 @pytest.mark.parametrize(("first", "advice_mb"), [("all_reduce", 4), ("reduce_scatter", None)])

@@ -22,6 +22,7 @@ TAIL = RootCause(
     knows_wait=True, collectives_per_step=8, operation="all_reduce", blocking=None, alike_per_step=8,
     same_operation_per_step=8, bucket=7, last_bucket=7, index=7, is_last=True, follows_own_bucket=False,
     collective_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
+    gradients_per_pass=8, ends_gradients=True,
 )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"wait_ns": 41}, "A smaller last bucket"),
         ({"wait_ns": 51}, "'ddp-prof skew' shows which rank arrives late."),
         ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
-        ({"collectives_per_step": 1, "same_operation_per_step": 1}, "Smaller buckets would start earlier"),
+        ({"same_operation_per_step": 1, "gradients_per_pass": 1}, "Smaller buckets would start earlier"),
         ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
         (
             {"parameters": (), "bytes": 97 * 2**20},
@@ -71,7 +72,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"is_last": False, "bucket": 3}, "bucket 3 (of 0 to 7, 61 MiB, embedding, norm) starts"),
         # Of several models with a bucket each.
         ({"is_last": False, "bucket": 0, "last_bucket": 0}, "bucket 0 (61 MiB, embedding, norm) starts"),
-        ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
+        ({"ends_gradients": False, "bucket": 3}, "Smaller buckets would start earlier"),
         ({"bytes": 12 * 2**10}, "With so few bytes it is latency, which smaller buckets would not shorten."),
         ({"why": "queued"}, "It waits for earlier collectives on its stream: fewer bytes or a faster link would help."),
         ({"why": "queued", "knows_wait": False}, "or a faster link would help, if these transfer rather than wait."),
