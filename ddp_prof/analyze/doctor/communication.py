@@ -58,14 +58,15 @@ def one_communicator(run: RunEvidence) -> Finding | None:
     found, costs, ranks = 0, [], []
     for rank, exposure in zip(run.analysis.ranks, run.analysis.exposures, strict=True):
         timings = rank.timings
-        # Neighbours on a stream of which one gathers and the other scatters: the later one waits from its launch, or
-        # the start of the earlier one, until the end of the earlier one.
+        # Neighbours on a stream of which one gathers and the other scatters: the later one waits from its launch, the
+        # end of its input, or the start of the earlier one, until the end of the earlier one.
         rows = np.flatnonzero(np.isin(timings.operation, (_GATHER, _SCATTER)) & (timings.launch_ns != NO_TIME))
         rows = rows[np.lexsort((timings.start_ns[rows], timings.lane[rows]))]
         before, after = rows[:-1], rows[1:]
         differs = timings.operation[before] != timings.operation[after]
         differs &= timings.lane[before] == timings.lane[after]
-        could_ns = np.maximum(timings.launch_ns[after], timings.start_ns[before])
+        could_ns = np.maximum(timings.launch_ns, timings.input_ns)[after]
+        could_ns = np.maximum(could_ns, timings.start_ns[before])
         queued_ns = np.zeros_like(timings.start_ns)
         queued_ns[after] = np.where(differs, np.maximum(0, timings.end_ns[before] - could_ns), 0)
         per_step = np.minimum(rank.sum_by_step(queued_ns)[1], rank.sum_by_step(exposure.exposed_ns)[1])

@@ -782,6 +782,38 @@ def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
     assert rule not in named(fsdp(20, "AllReduce"))
 
 
+@pytest.mark.parametrize("phase", ["optimizer", "forward"])
+def test_what_gathers_updated_parameters_does_not_queue_behind_their_gradients(phase: str) -> None:
+    """As ZeRO-1 gathers in the optimizer, or Megatron-LM before the next forward: own communicators gain nothing."""
+    gather, scatter = (f"ncclDevKernel_{name}_RING_LL(x)" for name in ("AllGather", "ReduceScatter_Sum_f32"))
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("forward"):
+                if phase == "forward":
+                    device.launch(1, 20, MS, is_collective=True, name=gather)
+                    device.record(1, 20, 1)
+                    device.wait(1, 7, 1)
+                device.launch(1, 7, MS, is_collective=False)
+            with device.range("backward"):
+                device.launch(1, 7, MS, is_collective=False)
+                device.record(1, 7, 1)
+                device.wait(1, 20, 1)
+                device.launch(1, 20, MS, is_collective=True, name=scatter)
+                device.record(1, 20, 2)
+            with device.range("optimizer"):
+                device.wait(1, 7, 2)
+                device.launch(1, 7, MS, is_collective=False)
+                device.record(1, 7, 1)
+                device.wait(1, 20, 1)
+                if phase == "optimizer":
+                    device.launch(1, 20, MS, is_collective=True, name=gather)
+                    device.record(1, 20, 2)
+                    device.wait(1, 7, 2)
+        device.synchronize(1)
+    assert "one communicator serializes gathers and scatters" not in named(device.trace())
+
+
 @pytest.mark.parametrize(("vote_bytes", "is_named"), [(512, True), (4 << 20, False)])
 def test_a_vote_on_unused_parameters(vote_bytes: int, is_named: bool) -> None:
     trace = with_sizes(training().trace(), [8 << 20] * 3 + [vote_bytes])
