@@ -282,6 +282,25 @@ class StepLength:
         needs=Hidden.WORK | Hidden.GRAPHS | Hidden.WAITS,
         in_document=False,
     )
+    spare_ns: int | None = column(
+        "time in which the stream with most compute runs nothing, or communicates",
+        default=None,
+        measure=lambda steps: _spare_ns(steps),
+        null="there is no such stream, as on a CPU",
+        needs=Hidden.WORK | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
+        in_document=False,
+    )
+
+
+def _spare_ns(steps: StepEvents) -> Ints:
+    """Return how long the stream with most compute of each step's length runs nothing, or communicates."""
+    rank, times = steps.rank, steps.times
+    if rank.compute_stream == UNKNOWN:
+        return steps.unknown
+    events = rank.events
+    rows = np.flatnonzero((events.lane == rank.compute_stream) & (events.category != Category.COMMUNICATION))
+    own = union(events.start_ns[rows], events.end_ns[rows])
+    return times.length_ns - own.covered_ns(times.start_ns, times.start_ns + times.length_ns)
 
 
 def _lengths(steps: StepEvents) -> list[StepLength]:

@@ -171,7 +171,9 @@ def _gain_text(summary: VariantSummary) -> str:
     exposed = _exposed_text(summary, step_ns, exposed_ns)
     of_step = "such a step" if communicating_steps_text(summary) else "a typical step"
     at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of {of_step}"
-    stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
+    # Where work stands still for longer than communication is exposed, another stream may compute meanwhile.
+    who = "a stream" if (summary.blocking_ns or 0) > exposed_ns else "the step"
+    stands = f"{who} stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
     if summary.host_waits:
         more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""
         return f"{exposed}, and {more}the host waits for it, {at_most}."

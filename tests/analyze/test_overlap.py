@@ -19,6 +19,7 @@ from ddp_prof.present.headlines import gain_headline
 from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.trace import Trace
 from tests.analyze.core.test_phases import STEPPING
+from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of
@@ -225,6 +226,33 @@ def test_no_more_than_a_whole_step_is_said_to_be_gained() -> None:
         assert gain_headline(one).endswith(
             "is not known, because more communication is exposed in a step than the step lasts."
         )
+
+
+def test_what_another_stream_waits_for_beside_compute_gains_no_more_than_the_stream_of_compute_is_idle() -> None:
+    """As FSDP converts shards on the stream that scatters them, and hooks what they reduced on their own.
+
+    Steps of which 11 % was exposed were said to stand still for 43 %, and that hiding it might gain as much.
+    """
+    device = Device()
+    with device.range("step 0"):
+        for _ in range(4):
+            device.launch(1, 7, 100, is_collective=False)
+            device.record(0, 7, 1)
+            device.wait(0, 20, 1)
+            device.launch(0, 20, 90, is_collective=True)
+            device.record(0, 20, 2)
+            device.wait(0, 8, 2)
+            device.launch(0, 8, 5, is_collective=False)
+        device.synchronize(1)
+    (run,) = compare_variants([measure_overlap(device.trace())])
+    assert (run.exposed_ns, run.blocking_ns, run.communicating_step_ns) == (90, 4 * 90, 4 * 100 + 90 + 5 + 2)
+    spare_ns = 90 + 5 + 2
+    assert (run.hideable_ns, round((run.gain_at_most or 0) * (run.communicating_step_ns or 0))) == (spare_ns, spare_ns)
+    assert "and a stream stands still for communication for 0.4 µs, so hiding all of it would gain at most 20 %" in (
+        gain_headline(run)
+    )
+    (step,) = measure_overlap(device.trace()).ranks[0].steps
+    assert step.length.spare_ns == spare_ns
 
 
 def test_what_a_step_that_communicates_gains_is_a_share_of_such_a_step() -> None:

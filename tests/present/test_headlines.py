@@ -353,8 +353,14 @@ def test_a_run_in_which_few_steps_stood_still_says_in_how_many() -> None:
 def test_what_blocks_comes_before_what_is_exposed() -> None:
     blocking = replace(NOTHING_BLOCKED, typical_ns=4_000_000, total_ns=9_000_000, blocked_steps=59, least_slack_ns=None)
     headline = root_cause_headline(TAIL, None, blocking)
-    assert headline.claim == "A typical step stands still for communication for 4.00 ms"
+    assert headline.claim == "A stream of a typical step stands still for communication for 4.00 ms", (
+        "0.1 us is exposed"
+    )
     assert headline.detail == root_cause_headline(TAIL).text
+    longer = replace(TAIL, exposed_ns=5_000_000)
+    assert (
+        root_cause_headline(longer, None, blocking).claim == "A typical step stands still for communication for 4.00 ms"
+    )
 
 
 @pytest.mark.parametrize(
@@ -383,4 +389,6 @@ def test_the_limit_of_blocking_bounds_the_gain(limit_ns: int | None, gain: float
     assert "is exposed, and the host waits for it, so hiding" in gain_headline(replace(run, host_waits=1))
     both = replace(run, blocking_ns=30 * MS, host_waits=1)  # a stream waits while another one computes
     assert both.gain_at_most == 0.3
-    assert "stands still for communication for 30.0 ms, and the host waits for it, so hiding" in gain_headline(both)
+    assert "a stream stands still for communication for 30.0 ms, and the host waits for it, so" in gain_headline(both)
+    beside = replace(both, hideable_ns=25 * MS)
+    assert (beside.gain_at_most, replace(beside, host_waits=0).gain_at_most) == (0.25, 0.25)

@@ -106,6 +106,12 @@ class VariantSummary:
     blocking_at_most_ns: int | None = column(
         "upper limit of ``blocking_ns``", default=None, null="of some step it is not known"
     )
+    hideable_ns: int | None = column(
+        "what hiding communication gains at most where ``blocking_ns`` is known: this time or, if that is less, the "
+        "time in which the stream with most compute runs nothing of its own",
+        default=None,
+        null="``blocking_ns`` is",
+    )
     blocked_steps: int | None = column(
         "steps of all ranks in which something stood still", default=None, null="of some step it is not known"
     )
@@ -201,19 +207,20 @@ class VariantSummary:
     def gain_at_most(self) -> float | None:
         """Upper limit of the fraction (0 to 1) of a communicating step that overlapping all communication would save.
 
-        If the blocking time is known and no host waited for communication, the limit is the blocking time. Otherwise it
-        is the smaller one of the exposed time and ``blocking_at_most_ns``, but not less than a known blocking time.
+        If the blocking time is known and no host waited for communication, the limit is ``hideable_ns``. Otherwise it
+        is the smaller one of the exposed time and ``blocking_at_most_ns``, but not less than ``hideable_ns``.
         ``None`` if not known, or if the exposed time is longer than the step, as when communication runs during later
         steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
         if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
             return None
-        if self.blocking_ns is not None and not self.host_waits:
-            return self.blocking_ns / whole_ns
+        hideable_ns = self.blocking_ns if self.hideable_ns is None else self.hideable_ns
+        if hideable_ns is not None and not self.host_waits:
+            return hideable_ns / whole_ns
         limits_ns = (exposed_ns, self.blocking_at_most_ns)
         limit_ns = min(limit_ns for limit_ns in limits_ns if limit_ns is not None)
-        return max(limit_ns, self.blocking_ns or 0) / whole_ns
+        return max(limit_ns, hideable_ns or 0) / whole_ns
 
 
 TURNS, CAPTURES = "turns", "captures"
@@ -375,6 +382,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         reason=reason,
         tail_ns=_rounded_median(_values_if_all_known(steps, "tail_ns")),
         blocking_ns=_rounded_median(blocking_ns),
+        hideable_ns=_rounded_median(list(map(_hideable_ns, steps))) if blocking_ns else None,
         blocking_at_most_ns=_rounded_median(_values_if_all_known(steps, "blocking_at_most_ns")),
         blocked_steps=sum(map(bool, blocking_ns)) if len(blocking_ns) == len(steps) else None,
         host_waits=sum(rank.dependencies.host_waits for rank in ranks if rank.dependencies),
@@ -399,6 +407,15 @@ def _steps_of_figures(result: TraceOverlap, reason: str | None) -> list[tuple[St
     marked = [rank.marked_steps for rank in result.ranks]
     is_lost = any(rank.comm_ns for rank in result.ranks) or reason == GRAPHS or reason in NOT_TIMED
     return [tuple(hide(step, Hidden.LAUNCHES) for step in of_rank) for of_rank in marked] if is_lost else marked
+
+
+def _hideable_ns(step: StepOverlap) -> int:
+    """Return what hiding its communication makes a step shorter by at most; its blocking time must be known.
+
+    A step is no shorter than what its stream with most compute runs, whatever other streams stand still for meanwhile.
+    """
+    blocking_ns = step.blocking_ns or 0
+    return blocking_ns if step.length.spare_ns is None else min(blocking_ns, step.length.spare_ns)
 
 
 def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLength:
