@@ -235,8 +235,14 @@ def _advice(cause: RootCause) -> str:
     if cause.why == QUEUED and cause.alike:
         return f" {alike_text(cause.alike)}"
     if cause.why == QUEUED:
-        if_transfer = "" if cause.knows_wait else ", if these transfer rather than wait"
-        return f" It waits for earlier collectives on its stream: fewer bytes or a faster link would help{if_transfer}."
+        # What it is queued behind may wait for a peer, although this part of the time is no wait itself.
+        is_waited_for = cause.wait_ns >= _WORTH_A_WORD * cause.exposed_ns
+        if_transfer = ", if these transfer rather than wait" if is_waited_for or not cause.knows_wait else ""
+        skew = " 'ddp-prof skew' shows which rank arrives late." if is_waited_for and cause.knows_late else ""
+        return (
+            " It waits for earlier collectives on its stream: fewer bytes or a faster link would help"
+            f"{if_transfer}.{skew}"
+        )
     if cause.why == UNKNOWN_WHY:
         return " The clocks of host and device disagree, so it is not known when it was launched."
     if cause.when == TAIL and cause.carries_gradients:

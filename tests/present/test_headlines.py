@@ -76,6 +76,11 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"bytes": 12 * 2**10}, "With so few bytes it is latency, which smaller buckets would not shorten."),
         ({"why": "queued"}, "It waits for earlier collectives on its stream: fewer bytes or a faster link would help."),
         ({"why": "queued", "knows_wait": False}, "or a faster link would help, if these transfer rather than wait."),
+        # What it is queued behind may wait for a peer: of a late rank whose capture marks no steps, a link was advised.
+        (
+            {"why": "queued", "wait_ns": 37},
+            "would help, if these transfer rather than wait. 'ddp-prof skew' shows which rank arrives late.",
+        ),
         (
             {"parameters": ("embedding",), "knows_wait": False},
             "or a faster link would hide more of it, if it is transfer.",
