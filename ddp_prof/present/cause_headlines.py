@@ -63,9 +63,7 @@ def root_cause_headline(
         return Headline(
             f"Work stood still for communication for {milliseconds(blocking.total_ns)} in all", exposed.text
         )
-    # As for headlines of the gain: where work stands still for longer than that, another stream may compute meanwhile.
-    is_beside = cause is not None and blocking.typical_ns * max(1, cause.ranks) > cause.exposed_ns
-    who = "A stream of a typical step" if is_beside else "A typical step"
+    who = "A stream of a typical step" if blocking.exceeds_exposed else "A typical step"
     return Headline(f"{who} stands still for communication for {milliseconds(blocking.typical_ns)}", exposed.text)
 
 

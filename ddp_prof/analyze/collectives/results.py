@@ -38,6 +38,8 @@ class RunBlocking:
         collectives: Number of collectives.
         needed: Number of collectives with a known consumer.
         least_slack_ns: Smallest slack of these collectives; ``None`` if there are none, or if something stood still.
+        exceeds_exposed: Whether streams stood still for longer than communication was exposed, so that another stream
+            may have computed meanwhile.
     """
 
     typical_ns: int
@@ -47,6 +49,7 @@ class RunBlocking:
     collectives: int
     needed: int
     least_slack_ns: int | None
+    exceeds_exposed: bool = False
 
 
 _WHY_COLUMNS = tuple(f"why_{why}_" for why in WHYS if why not in (PEER_WAIT, UNKNOWN_WHY))
@@ -183,6 +186,7 @@ class RunCollectives(FrameResult):
             collectives=sum(map(len, timings)),
             needed=len(slack_ns),
             least_slack_ns=None if total or not len(slack_ns) else int(slack_ns.min()),
+            exceeds_exposed=total > sum(int(exposure.exposed_ns.sum()) for exposure in self.run.exposures),
         )
 
     def to_frame(self) -> DataFrame:

@@ -144,8 +144,8 @@ class RankWork:
     def left_out(self) -> Mapping[str, Without]:
         """What the rank could do without, which findings of the doctor are about.
 
-        These are :data:`COPIES` on the stream of compute (also :data:`WITH_GAPS`), :data:`HOST_WAITS` in backward, and
-        the :data:`COMMON_QUEUE` of all streams. A name is a key only if the rank has that.
+        These are :data:`COPIES` out of buckets on the stream of compute (also :data:`WITH_GAPS`), :data:`HOST_WAITS` in
+        backward, and the :data:`COMMON_QUEUE` of all streams. A name is a key only if the rank has that.
         """
         found, recorded = dict[str, Without](), self.recorded
         if recorded is None:

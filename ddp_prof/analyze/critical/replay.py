@@ -31,6 +31,7 @@ from functools import cached_property
 import numpy as np
 
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
+from ddp_prof.analyze.core.bucket_copies import find_bucket_copies
 from ddp_prof.analyze.core.edges import HostCalls
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.work import Work
@@ -49,7 +50,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Kind, Trace
+from ddp_prof.trace import Category, Trace
 
 _NEVER = -(2**60)
 """Stands for minus infinity where the longest chain is looked for; sums with it do not overflow."""
@@ -69,7 +70,7 @@ class Recorded:
         syncs: The calls in which the host could wait for the device.
         trains: The threads that train, see :attr:`.RankEvents.training_threads`.
         communication: When the device communicates.
-        copies: The copies on the stream of compute.
+        copies: The copies out of buckets on the stream of compute.
         waits_in_backward: Indices in ``syncs`` of the calls that wait in backward.
         ends: The operations with which each step ends.
     """
@@ -100,10 +101,9 @@ class Recorded:
 def record(rank: RankEvents, ends: Ends) -> Recorded:
     """Return what replays of a rank are made of; ``ends`` are the operations with which its steps end."""
     trace, dependencies, work = rank.trace, rank.dependencies(), rank.work
-    activities, row_of = trace.activities, positions(work.activity, len(trace.activities))
+    row_of = positions(work.activity, len(trace.activities))
     producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
-    is_copy = (activities.kind[work.activity] == Kind.COPY) & (activities.lane[work.activity] == rank.compute_stream)
     return Recorded(
         work=work,
         stream=dependencies.stream[work.activity],
@@ -115,7 +115,7 @@ def record(rank: RankEvents, ends: Ends) -> Recorded:
         syncs=rank.host_calls,
         trains=rank.training_threads,
         communication=rank.union_of(Category.COMMUNICATION),
-        copies=np.flatnonzero(is_copy),
+        copies=np.sort(row_of[find_bucket_copies(rank)]),
         waits_in_backward=waits_in_backward(rank)[0],
         ends=ends,
     )

@@ -15,6 +15,7 @@ from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, REDUCTIONS, SHARDING, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
+from ddp_prof.analyze.core.bucket_copies import find_bucket_copies, is_copy_within_device
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.critical.critical_path import RunCritical
@@ -43,7 +44,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind
+from ddp_prof.trace import HOST_WAITS, Category, SyncKind
 
 WORTH = 0.01
 """Waits and exposed time are reported if they take more than this fraction of a step."""
@@ -108,8 +109,8 @@ class RankFacts:
         bare_ns: The part of the step in which the stream with most compute does nothing, not even communicate.
         unfed_ns: The same without the time before work that had been launched long before. Launching earlier cannot
             make the step shorter by more than that.
-        copies_ns: How long copies ran on the stream with most compute, in the steps whose length is known; if none is,
-            in the windows of all steps.
+        copies_ns: How long copies out of buckets ran on the stream with most compute, in the steps whose length is
+            known; if none is, in the windows of all steps.
         copy_launches_ns: Upper limit of the time in which the host launched these copies: the time since the launch
             before each of them.
         knows_syncs: Whether the trace contains the waits of the host.
@@ -314,7 +315,7 @@ class RunEvidence:
             shared = {item.name for item in fields(Gradients)} & {item.name for item in fields(rank.timings)}
             columns = {name: getattr(rank.timings, name)[rows] for name in shared}
             # The additional last element is for UNKNOWN, which is -1.
-            is_copy = np.array([*map(_may_copy_gradients, rank.consumers), False])
+            is_copy = np.array([*map(is_copy_within_device, rank.consumers), False])
             copied_bytes = rank.timings.consumer_bytes[rows]
             is_number = (copied_bytes != UNKNOWN) & (copied_bytes <= NUMBER_BYTES)
             is_needed = rank.timings.needed_by_backward[rows] == 1
@@ -394,12 +395,6 @@ class RunEvidence:
         return self.why_no_dependencies or "it is not known what needs the collectives"
 
 
-def _may_copy_gradients(name: str) -> bool:
-    """Return whether a consumer of this name is a memory copy that neither begins nor ends at the host."""
-    name = name.lower()
-    return name.startswith("memcpy") and not ("htod" in name or "dtoh" in name)
-
-
 def median_or_zero(values: Sequence[int] | Ints) -> int:
     return round(float(np.median(values))) if len(values) else 0
 
@@ -411,7 +406,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     events, on_stream = rank.events, rank.events.lane == rank.compute_stream
     busy = _union_of(events, on_stream)
     held = _held_gaps(busy, events, on_stream)
-    is_copy = (take_or_unknown(rank.trace.activities.kind, events.activity) == Kind.COPY) & on_stream
+    is_copy = (events.activity != UNKNOWN) & np.isin(events.activity, find_bucket_copies(rank))
     start_ns, length_ns = _windows(rank)
     end_ns = start_ns + length_ns
     bare_ns = length_ns - busy.covered_ns(start_ns, end_ns)

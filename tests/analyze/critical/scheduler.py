@@ -133,7 +133,7 @@ class Device:
             {
                 "start_ns": one.start, "end_ns": one.end, "process": PID, "device": 0, "lane": one.stream,
                 "name_id": names.index(one.name), "correlation": one.call, "bytes": UNKNOWN,
-                "kind": Kind.COPY if one.name == "memcpy" else Kind.KERNEL,
+                "kind": Kind.COPY if one.name.startswith("memcpy") else Kind.KERNEL,
                 "category": _category(one),
             }
             for one in self.operations
@@ -208,7 +208,7 @@ class Device:
 def _category(one: Operation) -> Category:
     if one.is_collective:
         return Category.COMMUNICATION
-    return Category.MEMORY if one.name == "memcpy" else Category.COMPUTE
+    return Category.MEMORY if one.name.startswith("memcpy") else Category.COMPUTE
 
 
 def _few(most: int) -> st.SearchStrategy[int]:
