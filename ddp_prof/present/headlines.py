@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp_prof.analyze.collectives.results import BESIDE
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
@@ -171,8 +172,7 @@ def _gain_text(summary: VariantSummary) -> str:
     exposed = _exposed_text(summary, step_ns, exposed_ns)
     of_step = "such a step" if communicating_steps_text(summary) else "a typical step"
     at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of {of_step}"
-    # Where work stands still for longer than communication is exposed, another stream may compute meanwhile.
-    who = "a stream" if (summary.blocking_ns or 0) > exposed_ns else "the step"
+    who = "a stream" if (summary.blocking_ns or 0) > BESIDE * exposed_ns else "the step"
     stands = f"{who} stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
     if summary.host_waits:
         more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""

@@ -25,6 +25,12 @@ from ddp_prof.analyze.why_unknown import reason_of_run
 from ddp_prof.columns import frame_names, frame_row
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
 
+BESIDE = 1.05
+"""Streams that stand still for this many times as long as communication is exposed do so beside compute of others.
+
+Less than that are the moments before collectives begin.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RunBlocking:
@@ -38,8 +44,8 @@ class RunBlocking:
         collectives: Number of collectives.
         needed: Number of collectives with a known consumer.
         least_slack_ns: Smallest slack of these collectives; ``None`` if there are none, or if something stood still.
-        exceeds_exposed: Whether streams stood still for longer than communication was exposed, so that another stream
-            may have computed meanwhile.
+        exceeds_exposed: Whether streams stood still for much longer than communication was exposed, so that another
+            stream computed meanwhile.
     """
 
     typical_ns: int
@@ -186,7 +192,7 @@ class RunCollectives(FrameResult):
             collectives=sum(map(len, timings)),
             needed=len(slack_ns),
             least_slack_ns=None if total or not len(slack_ns) else int(slack_ns.min()),
-            exceeds_exposed=total > sum(int(exposure.exposed_ns.sum()) for exposure in self.run.exposures),
+            exceeds_exposed=total > BESIDE * sum(int(exposure.exposed_ns.sum()) for exposure in self.run.exposures),
         )
 
     def to_frame(self) -> DataFrame:
