@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.exposed_time import QUEUED, TAIL, TRANSFER
 from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.sizes import AlikeTimes, find_alike_times
+from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
 from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
@@ -57,7 +57,8 @@ class RootCause:
             a loss or of a norm, may follow.
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
         alike: Sizes of collectives of its operation that take equally long; ``None`` if there are none.
-        times_per_step: How often one rank communicates its bucket with its operation and size in the step.
+        times_per_step: How often one rank communicates its bucket with its operation and size in the step; where
+            buckets have no numbers, in how many passes of backward, if all reduce gradients of the same sizes.
         collective_ns: Its part of ``pair_ns``.
         bytes: Its size; ``None`` if not known, or if ranks differ.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
@@ -178,8 +179,8 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     one = own[0]
     are_gradients = [
         bool(carries)
-        for of_run, of_rank in zip(run.ranks, rows, strict=True)
-        for carries in carry_gradients(of_run)[of_rank]
+        for of_run, own_rows in zip(run.ranks, rows, strict=True)
+        for carries in carry_gradients(of_run)[own_rows]
     ]
     at = step.index(one)
     rank, row = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank][at]
@@ -188,11 +189,12 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     # The collectives of all ranks with its operation, and the position of the last of them in each pass.
     same = [collective for collective in step if collective.op == one.op]
     last = _last_of_passes(same)
-    # Those of them that reduce gradients but do not vote, and those of its pass on its rank.
+    # Those of them that reduce gradients but do not vote, those on its rank, and those of its pass there.
     gradients = [each for each, carries in zip(step, are_gradients, strict=True) if carries and each.op == one.op]
     gradients = [each for each in gradients if not _is_vote(each, one)]
     last_gradients = _last_of_passes(gradients)
-    of_pass = [each for each in gradients if _pass_key(each) == _pass_key(one)]
+    of_rank = [each for each in gradients if each.step_identity == one.step_identity]
+    of_pass = [each for each in of_rank if _pass_key(each) == _pass_key(one)]
     sizes = {collective.bytes for collective in own if collective.bytes is not None}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     late_rank, late_cost_ns = _find_late_rank(skew, typical)
@@ -230,7 +232,9 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         alike_per_step=sum(collective.blocking == one.blocking for collective in mine),
         same_operation_per_step=sum(collective.op == one.op for collective in mine),
         gradients_per_pass=len(of_pass),
-        times_per_step=sum(_match_key(collective) == culprit for collective in mine),
+        times_per_step=sum(_match_key(collective) == culprit for collective in mine)
+        if one.bucket is not None
+        else count_equal_passes([each.backward_end_ns for each in of_rank], [each.bytes for each in of_rank]),
         follows_own_bucket=one.bucket is not None
         and any(_match_key(other)[:2] == culprit[:2] and other.index < one.index for other in mine),
         passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),

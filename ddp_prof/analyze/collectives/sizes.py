@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
 from ddp_prof.communication import OPERATIONS
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import NO_TIME, UNKNOWN
 
 LEAST_TIMES = 3
 """Smallest number of collectives that a size needs to count."""
@@ -75,3 +76,20 @@ def find_alike_times(run: RunAnalysis, only: str | None = None) -> AlikeTimes | 
             if 0 < large_ns <= MOST_LONGER * small_ns:
                 found[AlikeTimes(OPERATIONS[code], small, large, small_ns, large_ns)] = int(time_ns[is_it].sum())
     return max(found, key=found.__getitem__, default=None)
+
+
+def count_equal_passes(pass_ends_ns: Sequence[int | None], sizes: Sequence[int | None]) -> int:
+    """Return the number of passes of backward in a step if all of them reduce the same sizes in the same order, else 1.
+
+    It is 1, too, if a pass or a size is not known: ``None`` or negative.
+
+    Args:
+        pass_ends_ns: For each collective of gradients of the step, in order, the end of the compute of its pass.
+        sizes: Its bytes.
+    """
+    passes: dict[int, list[int]] = {}
+    for end_ns, size in zip(pass_ends_ns, sizes, strict=True):
+        if end_ns is None or end_ns == NO_TIME or size is None or size == UNKNOWN:
+            return 1
+        passes.setdefault(end_ns, []).append(size)
+    return len(passes) if len({tuple(one) for one in passes.values()}) == 1 else 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.sizes import find_alike_times
+from ddp_prof.analyze.collectives.sizes import count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
@@ -207,23 +207,17 @@ def _reduction_couples_all(run: RunEvidence) -> bool:
 def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     """Find buckets that are reduced several times per step, as when gradients are accumulated without ``no_sync``.
 
-    Found if most steps that reduce gradients repeat the same sequence of buckets, such as 0, 1, 2, 0, 1, 2.
+    Found if most steps that reduce gradients repeat the same sequence of buckets, such as 0, 1, 2, 0, 1, 2; where
+    buckets have no numbers, if all passes of backward of a step reduce the same sequence of sizes.
     """
     gradients = run.gradients
     if run.why_no_steps:
         return Abstained("buckets reduced several times", run.why_no_steps)
     if not len(gradients):
         return None
-    times = np.array(
-        [
-            _count_turns(list(zip(buckets.tolist(), sizes.tolist(), strict=True)))
-            for buckets, sizes in zip(
-                np.split(gradients.bucket, gradients.first[1:]),
-                np.split(gradients.bytes, gradients.first[1:]),
-                strict=True,
-            )
-        ]
-    )
+    columns = (gradients.bucket, gradients.bytes, gradients.backward_end_ns)
+    of_steps = zip(*(np.split(one, gradients.first[1:]) for one in columns), strict=True)
+    times = np.array([_count_turns(*(one.tolist() for one in of_step)) for of_step in of_steps])
     chosen = times > 1  # ``times``: for each step, how often it repeats its buckets
     if 2 * np.count_nonzero(chosen) <= len(times):
         return None
@@ -242,16 +236,20 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _count_turns(buckets: list[tuple[int, int]]) -> int:
-    """Return how often a step repeats the same sequence of buckets; 1 if it repeats none, or a bucket is not known.
+def _count_turns(numbers: list[int], sizes: list[int], pass_ends_ns: list[int]) -> int:
+    """Return how often a step repeats the same sequence of buckets; 1 if it repeats none, or that is not known.
 
     Args:
-        buckets: Number and bytes of the bucket of each collective, in order.
+        numbers: Number of the bucket of each collective, in order.
+        sizes: Its bytes.
+        pass_ends_ns: The end of the compute of its pass of backward.
     """
+    if UNKNOWN in numbers:
+        return count_equal_passes(pass_ends_ns, sizes)
+    buckets = list(zip(numbers, sizes, strict=True))
     different = len(dict.fromkeys(buckets))
     turns, rest = divmod(len(buckets), different)
-    is_known = all(bucket != UNKNOWN for bucket, _ in buckets)
-    return turns if is_known and not rest and buckets == buckets[:different] * turns else 1
+    return turns if not rest and buckets == buckets[:different] * turns else 1
 
 
 def _find_in_most_steps(

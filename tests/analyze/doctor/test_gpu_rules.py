@@ -24,8 +24,10 @@ from ddp_prof.analyze.doctor.gains import NO_QUEUE
 from ddp_prof.analyze.doctor.hosts import host_sync, straggler
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.analyze.step_cost import find_slowed
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.runs import load_runs
 from ddp_prof.runs import run as runs
 from ddp_prof.table import NO_TIME, fill, select
@@ -33,6 +35,7 @@ from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Ki
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
+from tests.measuring import results_of
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 MS = 1_000_000
@@ -161,6 +164,40 @@ def test_a_step_that_reduces_each_bucket_several_times(order: list[int], times: 
         [f"In {STEPS} of {STEPS} steps each bucket is reduced several times, typically {times}."] if times > 1 else []
     )
     assert all("no_sync()" in one.advice for one in found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"),
+    [([8, 4] * 3, 3), ([8, 4, 8, 2, 8, 4], 1), ([8, 8] * 3, 3), ([8, UNKNOWN] * 3, 1), ([], 1)],
+    ids=["micro-batches", "several models", "equal buckets", "not known", "one pass"],
+)
+def test_passes_that_reduce_the_same_sizes_reduce_each_bucket_several_times(sizes: list[int], times: int) -> None:
+    """torch.profiler tells no numbers of buckets: of micro-batches that each reduce, a smaller bucket was advised."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for _ in range(max(1, len(sizes) // 2)):
+                with device.range("forward"):
+                    device.launch(1_000, 7, MS, is_collective=False)
+                with device.range("backward"):
+                    for bucket in range(2):
+                        device.launch(1_000, 7, MS, is_collective=False)
+                        device.record(1_000, 7, 1)
+                        device.wait(1_000, 20, 1)
+                        device.launch(1_000, 20, MS, is_collective=True)
+                        device.record(1_000, 20, 2 + bucket)
+                device.wait(1_000, 7, 3)
+            with device.range("optimizer"):
+                device.launch(1_000, 7, MS, is_collective=False)
+        device.synchronize(1_000)
+    trace = with_sizes(device.trace(), [size if size == UNKNOWN else size << 20 for size in sizes or [8, 4]])
+    found = [one for one in diagnose(trace).findings if one.rule == "buckets reduced several times"]
+    assert [one.evidence for one in found] == (
+        [f"In {STEPS} of {STEPS} steps each bucket is reduced several times, typically {times}."] if times > 1 else []
+    )
+    cause = find_root_cause(results_of(trace))
+    assert cause is not None
+    assert (cause.times_per_step, "no_sync()" in root_cause_headline(cause).text) == (times, times > 1)
 
 
 @pytest.mark.parametrize(("group_size", "couples"), [(4, True), (2, False)])
