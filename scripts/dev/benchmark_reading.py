@@ -94,9 +94,9 @@ from ddp_prof.cli import main
 from ddp_prof.runs import workers
 
 measure = workers.measure_files
-def watched(files, options, workers):
-    for done, outcome in enumerate(measure(files, options, workers), 1):
-        if done == len(files) // 2:
+def watched(reports, workers):
+    for done, outcome in enumerate(measure(reports, workers), 1):
+        if done == len(reports) // 2:
             os.kill(int(os.environ["DDP_PROF_VICTIM"]), signal.SIGKILL)
         yield outcome
 workers.measure_files = watched
