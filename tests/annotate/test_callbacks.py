@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -151,6 +152,27 @@ def test_a_step_of_an_optimizer_that_calls_another_one_is_one_step(is_counted: b
         assert counted.index == 3
         ends = [each.end_ns for each in found if each.text.startswith("step|") and each.is_start_end]
         assert ends[0] > sent[0].end_ns
+
+
+def test_marks_keep_nothing_of_a_step_that_raised() -> None:
+    """The frames around it were kept until the next step: after a lack of memory, their tensors could not be freed."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    class Failing(torch.optim.SGD):
+        def step(self, _closure: object = None) -> None:  # type: ignore[override]
+            raise MemoryError
+
+    def train(optimizer: torch.optim.Optimizer) -> None:
+        activations = torch.ones(4)
+        kept.append(weakref.ref(activations))
+        optimizer.step()
+
+    counted, marks = CountedSteps(), annotate.instrument()
+    with suppress(MemoryError):
+        train(Failing([nn.Parameter(torch.ones(1))], lr=0.1))
+    assert kept[0]() is None
+    counted.stop()
+    marks.remove()
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
