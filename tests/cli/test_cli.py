@@ -192,8 +192,7 @@ def test_info_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_stops_early_is_no_error(trace: Path) -> None:
-    code = "from ddp_prof.cli import main; main()"
-    command = [sys.executable, "-c", code, "overlap", "--format", "json", str(trace)]
+    command = [sys.executable, "-m", "ddp_prof", "overlap", "--format", "json", str(trace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
         assert process.stdout
         process.stdout.close()
@@ -212,7 +211,7 @@ def test_output_that_is_closed_is_no_error(output: str, trace: Path) -> None:
 
 
 def test_characters_that_the_terminal_lacks_are_replaced(trace: Path) -> None:
-    command = [sys.executable, "-c", "from ddp_prof.cli import main; main()", "overlap", str(trace)]
+    command = [sys.executable, "-m", "ddp_prof", "overlap", str(trace)]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}  # as LANG=en_US.ISO-8859-1
     done = subprocess.run(command, capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
