@@ -10,6 +10,8 @@ it to reduce its gradients, belongs to the pass, and its tail is the part after 
     reductions          NNNNNN      MMMMMM
     tail                  ####        ####       of two passes
 
+Compute that waits for reduced gradients (see :mod:`.reduced_gradients`) does not make a pass end later.
+
 Two passes are separated by any of these, if it is launched between them:
 
 - compute of forward;
@@ -59,7 +61,8 @@ class Passes(Table):
         first_ns: First launch of its compute. In the second pass of a step and later ones, the start of the range of
             backward that contains this launch, if this range began after the last launch of the pass before.
         last_ns: Last launch of its compute.
-        end_ns: End of its last compute on the device.
+        end_ns: End of its last compute on the device that does not wait for reduced gradients; ``NO_TIME`` if all of it
+            does.
     """
 
     step: Ints
@@ -105,32 +108,43 @@ def launch_or_start_ns(events: Events) -> Ints:
     return np.where(events.launch_ns == NO_TIME, events.start_ns, events.launch_ns)
 
 
-def whole_passes(events: Events, steps: int) -> Passes:
+def whole_passes(events: Events, steps: int, follows: Mask) -> Passes:
     """Return one pass for each step with compute of backward, whatever lies between.
 
-    ``steps`` is the number of steps.
+    Args:
+        events: The events of the rank.
+        steps: Number of its steps.
+        follows: Which events wait for reduced gradients.
     """
     rows = np.flatnonzero(
         (events.category == Category.COMPUTE) & (events.phase == BACKWARD_PHASE) & (events.step != UNKNOWN)
     )
     at_ns, step = launch_or_start_ns(events)[rows], events.step[rows]
     first_ns = -last_by_step(-at_ns, step, steps)  # the minimum
-    last_ns, end_ns = (last_by_step(column, step, steps) for column in (at_ns, events.end_ns[rows]))
+    last_ns, end_ns = (last_by_step(column, step, steps) for column in (at_ns, _ends_ns(events, follows)[rows]))
     found = np.flatnonzero(last_ns != NO_TIME)
     return Passes(found, first_ns[found], first_ns[found], last_ns[found], end_ns[found])
 
 
-def find_passes(events: Events, steps: int, ranges: Intervals, main_thread: int, *, on_host: bool) -> Passes:
+def _ends_ns(events: Events, follows: Mask) -> Ints:
+    """Return when each event ends; ``NO_TIME`` for what makes no pass end later."""
+    return np.where(follows, NO_TIME, events.end_ns)
+
+
+def find_passes(
+    events: Events, steps: int, follows: Mask, ranges: Intervals, main_thread: int, *, on_host: bool
+) -> Passes:
     """Return the passes of a rank.
 
     Args:
         events: The events of the rank.
         steps: Number of its steps.
+        follows: Which events wait for reduced gradients.
         ranges: The ranges of backward that the main thread opened; none if clocks disagree.
         main_thread: The thread that runs the steps.
         on_host: Whether the host itself computes.
     """
-    whole, at_ns = whole_passes(events, steps), launch_or_start_ns(events)
+    whole, at_ns = whole_passes(events, steps, follows), launch_or_start_ns(events)
     if not len(whole):
         return whole
     first_ns, last_ns = np.full(steps, _NEVER), np.full(steps, NO_TIME)
@@ -146,8 +160,8 @@ def find_passes(events: Events, steps: int, ranges: Intervals, main_thread: int,
     is_parted[whole.step[opened[0] < opened[1]]] = True
     if not is_parted.any():
         return whole
-    chosen = select(events, np.flatnonzero(np.append(is_parted, False)[events.step]))
-    several = _parted(chosen, ranges, main_thread, on_host=on_host)
+    chosen = np.flatnonzero(np.append(is_parted, False)[events.step])
+    several = _parted(select(events, chosen), follows[chosen], ranges, main_thread, on_host=on_host)
     passes = concatenate(select(whole, ~is_parted[whole.step]), several)
     return select(passes, np.lexsort((passes.first_ns, passes.step)))
 
@@ -164,7 +178,7 @@ def _part_passes(events: Events, main_thread: int, *, on_host: bool) -> Mask:
     return found
 
 
-def _parted(events: Events, ranges: Intervals, main_thread: int, *, on_host: bool) -> Passes:
+def _parted(events: Events, follows: Mask, ranges: Intervals, main_thread: int, *, on_host: bool) -> Passes:
     """Return the passes of steps that may have several; ``events`` are the events of these steps."""
     at_ns = launch_or_start_ns(events)
     computes = events.category == Category.COMPUTE
@@ -184,7 +198,7 @@ def _parted(events: Events, ranges: Intervals, main_thread: int, *, on_host: boo
     first = at[begins]  # of each pass: its first launch, last launch, end and step, and the last launch before it
     last, end = np.full(passes, NO_TIME), np.full(passes, NO_TIME)
     np.maximum.at(last, number, at[of_backward])
-    np.maximum.at(end, number, events.end_ns[rows[of_backward]])
+    np.maximum.at(end, number, _ends_ns(events, follows)[rows[of_backward]])
     own_step, before = step[begins], np.append(NO_TIME, last[:-1])
     before[begins_run(own_step)] = NO_TIME
     range_ns = np.append(NO_TIME, ranges.start_ns)[opened[begins]]

@@ -29,6 +29,7 @@ from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
 from ddp_prof.analyze.core.passes import Passes, find_passes, launch_or_start_ns, whole_passes
 from ddp_prof.analyze.core.recording import CLOCKS, Recording, are_launched_earlier
+from ddp_prof.analyze.core.reduced_gradients import need_reduced_gradients
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
     StepBreakdown,
@@ -449,10 +450,19 @@ class RankEvents(Brief):
     def passes(self) -> Passes:
         """The passes of backward. In a capture without steps, which may contain many passes, one row stands for all."""
         if not self.has_steps:
-            return whole_passes(self.events, len(self.steps))
+            return whole_passes(self.events, len(self.steps), self._follows_reductions)
         phases, main = (empty(Phases) if self.clocks_disagree else self.phases), self.main_thread
         ranges = select(phases, phases.lane == main).union_of(BACKWARD_PHASE)
-        return find_passes(self.events, len(self.steps), ranges, main, on_host=self.device is None)
+        follows, on_host = self._follows_reductions, self.device is None
+        return find_passes(self.events, len(self.steps), follows, ranges, main, on_host=on_host)
+
+    @property
+    def _follows_reductions(self) -> Mask:
+        """Mask of the events that are compute of backward on another stream, and wait for reduced gradients."""
+        elsewhere = self.is_backward & (self.events.lane != self.compute_stream)
+        if self.device is None or not elsewhere.any():  # dependencies take time
+            return np.zeros(len(self.events), np.bool_)
+        return need_reduced_gradients(self.trace, self.dependencies(), self.events, elsewhere)
 
     @cached_property
     def operation_rows(self) -> Ints:

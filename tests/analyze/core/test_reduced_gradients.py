@@ -1,0 +1,76 @@
+"""Compute that waits for reduced gradients does not make backward end later: of a comm hook, or of an optimizer."""
+
+from __future__ import annotations
+
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
+from ddp_prof.analyze.root_cause import find_root_cause
+from ddp_prof.trace import Trace
+from tests.analyze.critical.scheduler import Device
+from tests.analyze.doctor.test_gpu_rules import MS, with_sizes
+from tests.measuring import results_of
+
+US, MIB = 1_000, 1 << 20
+HOOK = 25
+"""The stream of a hook; backward computes on stream 7, and NCCL's is 20."""
+
+
+def reducing(buckets: int, stream: int, *, steps: int = 1, again: bool = False, late: bool = False) -> Trace:
+    """Backward of two buckets, of which each is converted on a stream once it is reduced; ``again``: and reduced again.
+
+    With ``late``, backward computes on after the last bucket.
+    """
+    device = Device()
+    for step in range(steps):
+        with device.range(f"step {step}"):
+            with device.range("forward"):
+                device.launch(US, 7, MS, is_collective=False)
+            with device.range("backward"):
+                for bucket in range(buckets):
+                    device.launch(US, 7, MS, is_collective=False)
+                    for source in (7, stream)[: 1 + again]:
+                        device.record(1, source, 1)
+                        device.wait(1, 20, 1)
+                        device.launch(US, 20, 3 * MS // 4, is_collective=True)
+                        device.record(1, 20, 2)
+                        device.wait(1, stream, 2)
+                        device.launch(US, stream, 10 * US, is_collective=False, name="convert")
+                    device.record(1, stream, 100 + bucket)
+                if late:
+                    device.launch(US, 7, 5 * MS, is_collective=False, name="late")
+            for bucket in range(buckets):
+                device.wait(1, 7, 100 + bucket)
+            with device.range("optimizer"):
+                device.launch(US, 7, MS, is_collective=False)
+            device.synchronize(US)
+    return device.trace()
+
+
+def backward_end_of(trace: Trace) -> tuple[str, int]:
+    """Which operation ends backward, and when."""
+    (rank,) = find_rank_events(trace)
+    (end,) = rank.passes.end_ns.tolist()
+    activities = trace.activities
+    (row,) = (activities.end_ns == end).nonzero()[0]
+    return trace.names[activities.name_id[row]], int(row)
+
+
+def test_what_converts_the_last_bucket_does_not_end_backward() -> None:
+    """The tail of the fp16 hook was 0, its large last bucket was not found, and it was said that no compute ran."""
+    name, row = backward_end_of(reducing(2, HOOK))
+    assert (name, row) == ("gemm", 4), "forward, backward, reduction, conversion, backward"
+    cause = find_root_cause(results_of(with_sizes(reducing(4, HOOK, steps=6), [24 * MIB])))
+    assert cause is not None
+    assert (cause.when, cause.pair_ns, cause.smaller_bucket_mb) == ("tail", 3 * MS // 4, 12)
+
+
+def test_what_a_collective_needs_may_be_a_part_of_backward() -> None:
+    """As the steps of PowerSGD, between its two reductions; what converts a shard on the scatters' stream is none."""
+    assert backward_end_of(reducing(3, HOOK, again=True))[0] == "convert", "it makes what is reduced next"
+    assert backward_end_of(reducing(3, 20))[0] == "gemm", "as FSDP's, on the stream of the scatters"
+
+
+def test_compute_of_the_stream_that_computes_gradients_ends_backward_whatever_it_waits_for() -> None:
+    """As of a tensor-parallel layer, or if each hook waits for its reduction."""
+    assert backward_end_of(reducing(2, 7))[0] == "convert"
+    assert backward_end_of(reducing(2, 7, late=True))[0] == "late"
+    assert backward_end_of(reducing(2, HOOK, late=True))[0] == "late"
