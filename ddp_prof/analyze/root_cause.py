@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.exposed_time import QUEUED, TAIL, TRANSFER
 from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, are_many_and_small, carry_gradients
 from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
@@ -70,6 +72,7 @@ class RootCause:
         ranks: Number of ranks with collectives in the step.
         exceeds_others: Whether it is more than twice as large as every one that ``gradients_per_pass`` counts but the
             first. Then most of it is one parameter, because a bucket closes when it has reached its size.
+        are_many_and_small: Whether those that ``gradients_per_pass`` counts are so many and small that latency adds up.
         is_sharded: Whether its step also reduces to shards, as FSDP does before groups of ranks reduce these.
         late_rank: Name of the rank that arrives last in the step, if it does so in most steps; else ``None``.
         late_cost_ns: What another rank would gain at most without the lag of that rank, queues behind its waits
@@ -112,6 +115,7 @@ class RootCause:
     late_cost_ns: int | None = None
     ranks: int = 1
     exceeds_others: bool = False
+    are_many_and_small: bool = False
     is_sharded: bool = False
 
     @property
@@ -239,6 +243,9 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         and any(_match_key(other)[:2] == culprit[:2] and other.index < one.index for other in mine),
         passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),
         exceeds_others=_exceeds_others(one, of_pass),
+        are_many_and_small=are_many_and_small(
+            len(of_pass), np.array([each.bytes for each in of_pass if each.bytes is not None])
+        ),
         is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
     )
 

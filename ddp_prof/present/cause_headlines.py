@@ -237,6 +237,11 @@ def _advice(cause: RootCause) -> str:
         is_waited_for = cause.wait_ns >= _WORTH_A_WORD * cause.exposed_ns
         if_transfer = ", if these transfer rather than wait" if is_waited_for or not cause.knows_wait else ""
         skew = " 'ddp-prof skew' shows which rank arrives late." if is_waited_for and cause.knows_late else ""
+        if cause.are_many_and_small:
+            return (
+                " It waits for earlier collectives on its stream, which are many and small: each costs its latency, so "
+                f"fewer, larger ones would help{if_transfer}.{skew}"
+            )
         return (
             " It waits for earlier collectives on its stream: fewer bytes or a faster link would help"
             f"{if_transfer}.{skew}"

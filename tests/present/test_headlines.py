@@ -75,6 +75,10 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"ends_gradients": False, "bucket": 3}, "Smaller buckets would start earlier"),
         ({"bytes": 12 * 2**10}, "With so few bytes it is latency, which smaller buckets would not shorten."),
         ({"why": "queued"}, "It waits for earlier collectives on its stream: fewer bytes or a faster link would help."),
+        (
+            {"why": "queued", "are_many_and_small": True},
+            "many and small: each costs its latency, so fewer, larger",
+        ),
         ({"why": "queued", "knows_wait": False}, "or a faster link would help, if these transfer rather than wait."),
         # What it is queued behind may wait for a peer: of a late rank whose capture marks no steps, a link was advised.
         (

@@ -81,6 +81,9 @@ followed its pass of backward."""
 FEW_BYTES = 64 * 1024
 """Below this size, a collective's duration hardly depends on its size."""
 
+_MANY, _SMALL_BYTES = 30, 1 << 20
+"""Number of a pass's reductions from which on, and size below which, they are many and small."""
+
 BACK_TO_BACK_NS = 20_000
 """Largest gap between two operations of a stream at which the second one waited only for the first."""
 
@@ -553,6 +556,14 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     may_be_gradients &= ~of_activations(may_be_gradients) & _are_with_any(step, knows_backward | tells_phase)
     found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | may_be_gradients)
     return found
+
+
+def are_many_and_small(count: int, sizes: Ints) -> bool:
+    """Return whether a pass of backward has so many reductions of gradients, and so small ones, that latency adds up.
+
+    ``count`` is their number, and ``sizes`` those that are known of their bytes.
+    """
+    return count >= _MANY and (not len(sizes) or float(np.median(sizes)) < _SMALL_BYTES)
 
 
 def _are_with_any(group: Ints, chosen: Mask) -> Mask:

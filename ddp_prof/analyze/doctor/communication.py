@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ddp_prof.analyze.collectives.sizes import count_equal_passes, find_alike_times
-from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, carry_gradients
+from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, are_many_and_small, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
@@ -286,8 +286,6 @@ def _find_in_most_steps(
     return Finding(rule, text, advice, tuple(ranks))
 
 
-_MANY, _SMALL_BYTES = 30, 1 << 20
-"""At least this number of collectives per step, each smaller than this size, costs more latency than it overlaps."""
 _MOSTLY_EXPOSED = 0.5
 """A collective is mostly exposed if more than this fraction of its duration is."""
 _LATE, _LEAST_BUCKETS = 0.8, 3
@@ -356,7 +354,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     # Too many: the median pass has very many, and they are small or their sizes are not known.
     count = np.sort(every.counts)[len(every.counts) // 2]
     sizes = every.bytes[every.bytes != UNKNOWN]
-    if count >= _MANY and (not len(sizes) or median_or_zero(sizes) < _SMALL_BYTES):
+    if are_many_and_small(int(count), sizes):
         typical = f", half of them of {median_or_zero(sizes) / 2**20:.3g} MiB or less" if len(sizes) else ""
         return Finding(
             "one collective per parameter",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ddp_prof.analyze.doctor.evidence import Finding
+from ddp_prof.analyze.root_cause import find_root_cause
+from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.table import UNKNOWN
 from ddp_prof.trace import Trace
 from tests.analyze.critical.scheduler import Device
 from tests.analyze.doctor.test_gpu_rules import MS, STEPS, diagnose, with_sizes
+from tests.measuring import results_of
 
 US = 1_000
 MIB = 1 << 20
@@ -82,6 +85,19 @@ def test_many_collectives_are_many_in_a_pass(passes: int, buckets: int, is_named
     assert (MANY in found) == is_named
     if passes > 1 and is_named:
         assert found[MANY].evidence.startswith("A typical pass of backward reduces its gradients by 32 collectives")
+
+
+def test_many_small_collectives_that_queue_do_not_ask_for_fewer_bytes() -> None:
+    """The cause said that fewer bytes or a faster link would help, beside a rule that says that latency adds up."""
+
+    def advice(count: int) -> str:
+        cause = find_root_cause(results_of(accumulating([MIB // 4] * count, 1, bucket_ns=MS // 2)))
+        assert cause is not None
+        assert cause.why == "queued"
+        return root_cause_headline(cause).text
+
+    assert "many and small: each costs its latency, so fewer, larger ones would help" in advice(32)
+    assert "fewer bytes or a faster link would help" in advice(29)
 
 
 def test_one_bucket_in_each_pass() -> None:
