@@ -315,9 +315,9 @@ def comparison_views(runs: list[Run], output: TableOptions | None = None) -> lis
 
     The second table is shown as text only. Without ``output`` there is only the first.
     """
-    parts = _changed_parts(runs)
-    view = _comparison_view(runs, compare_steps(runs), parts, _compared(runs))
-    return _with_changes(view, runs, parts, output)
+    parts, summaries = _changed_parts(runs), _compared(runs)
+    view = _comparison_view(runs, compare_steps(runs), parts, summaries)
+    return _with_changes(view, runs, parts, summaries, output)
 
 
 @click.command(
@@ -357,10 +357,10 @@ def compare(
         from ddp_prof.present.tables.compare import readable_rows, waterfall_notes, waterfall_rows
         from ddp_prof.present.tables.overlap import notes_of_runs
 
-        notes = [*waterfall_notes(changes), *notes_of_runs([run.overlap() for run in runs])]
+        notes = [*waterfall_notes(changes, summaries), *notes_of_runs([run.overlap() for run in runs])]
         show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])
     else:
-        show(output, _with_changes(view, runs, parts, output))
+        show(output, _with_changes(view, runs, parts, summaries, output))
     if page or png:
         from ddp_prof.present.charts.comparison import draw_waterfall
         from ddp_prof.present.html.page import write_figure
@@ -394,12 +394,16 @@ def _comparison_view(
 
 
 def _with_changes(
-    view: TableView, runs: Sequence[Run], parts: Sequence[PartChange], output: TableOptions | None
+    view: TableView,
+    runs: Sequence[Run],
+    parts: Sequence[PartChange],
+    summaries: Sequence[VariantSummary],
+    output: TableOptions | None,
 ) -> list[TableView]:
     """Return the comparison, and after it the table of what changed if there is one and ``output`` shows it."""
     # CSV and Markdown have the rows of the comparison only; the JSON document holds the changes, too.
     shows_changes = parts and output and output.form == "table" and not output.columns
-    return [view, *([_changes_view(runs, parts)] if shows_changes else [])]
+    return [view, *([_changes_view(runs, parts, summaries)] if shows_changes else [])]
 
 
 def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
@@ -407,11 +411,12 @@ def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
     return changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
 
 
-def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
+def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange], summaries: Sequence[VariantSummary]) -> TableView:
     """Return the table of what changed between two runs."""
     from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text
 
-    title = f"from {runs[0].label} to {runs[1].label}, mean step: {changed_text(parts)}"
+    other_job = next((f" (another job: {one.other_job})" for one in summaries if one.other_job), "")
+    title = f"from {runs[0].label} to {runs[1].label}{other_job}, mean step: {changed_text(parts)}"
     return TableView(printable(title), change_rows(parts), [HOW_TO_READ_CHANGES], {})
 
 

@@ -289,6 +289,12 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     return sentences
 
 
+def other_job_texts(summaries: Sequence[VariantSummary]) -> list[str]:
+    """Say for each run of another job than that of the baseline, or else of the first run, what differs."""
+    against = next((run.label for run in summaries if run.label == BASELINE), summaries[0].label if summaries else "")
+    return [f"{run.label} is another job than {against}: {run.other_job}" for run in summaries if run.other_job]
+
+
 def _fastest_text(run: VariantSummary, others: Sequence[VariantSummary], base: VariantSummary) -> str:
     """Return a sentence on the fastest run, and on those of the others that are as fast."""
     share = "" if run.overlap_ratio is None else f", and it hides {percent(run.overlap_ratio)}"

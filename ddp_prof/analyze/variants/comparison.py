@@ -135,7 +135,8 @@ class VariantSummary:
         null="nothing",
     )
     other_job: str | None = column(
-        "what differs from the baseline beside the variant, such as ``ranks 8 and 2``: then there is no speed-up",
+        "what differs beside the variant, such as ``ranks 8 and 2``, from the baseline or, without one, from the first "
+        "run: then there is no speed-up",
         default=None,
         null="nothing is known to",
     )
@@ -234,7 +235,8 @@ def compare_variants(
 ) -> tuple[VariantSummary, ...]:
     """Summarize runs, with their speed-ups over the run of the variant ``naive``, if there is one.
 
-    A run of another job, with other ranks, GPUs or another model, has no speed-up: ``other_job`` says what differs.
+    A run of another job, with other ranks, GPUs or another model, has no speed-up: ``other_job`` says what differs from
+    that run or, without it, from the first one.
 
     Args:
         results: The runs.
@@ -244,14 +246,18 @@ def compare_variants(
     """
     summaries = tuple(replace(_summarize(result), turns_ns=(turns or {}).get(result.trace, {})) for result in results)
     base = next((position for position, summary in enumerate(summaries) if summary.label == BASELINE), None)
-    if base is None:
-        return summaries
-    naive, settings = summaries[base], [*manifests] or [None] * len(results)
-    with_speedup = _with_speedup_in_turns if naive.turns_ns else _with_speedup
+    reference, settings = base or 0, [*manifests] or [None] * len(results)
     differing = [
-        find_differences(result, results[base], own, settings[base])
+        find_differences(result, results[reference], own, settings[reference])
         for result, own in zip(results, settings, strict=True)
     ]
+    if base is None:
+        return tuple(
+            replace(summary, other_job=", ".join(differs) or None)
+            for summary, differs in zip(summaries, differing, strict=True)
+        )
+    naive = summaries[base]
+    with_speedup = _with_speedup_in_turns if naive.turns_ns else _with_speedup
     return tuple(
         replace(summary, other_job=", ".join(differs)) if differs else with_speedup(summary, naive)
         for summary, differs in zip(summaries, differing, strict=True)

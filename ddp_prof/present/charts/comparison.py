@@ -13,7 +13,7 @@ from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
-from ddp_prof.present.headlines import communicating_steps_text, hidden_shares_text
+from ddp_prof.present.headlines import communicating_steps_text, hidden_shares_text, other_job_texts
 from ddp_prof.present.text import percent, plain_name, shown_name, three_digits, to_plain_text
 
 _THIN = 0.04
@@ -294,7 +294,8 @@ def draw_waterfall(waterfall: Waterfall, summaries: Sequence[VariantSummary] = (
         [_waterfall_bars(steps)],
         title=_waterfall_headline(waterfall, summaries),
         subtitle=f"{notice}  ·  mean step (means of parts sum to it), and what each variant took away or added"
-        + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
+        + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else "")
+        + "".join(f"; {to_plain_text(text)}" for text in other_job_texts(summaries)),
         height=290, t=120, b=130, l=70, r=40,
         dragmode=False,
         xaxis={

@@ -26,7 +26,7 @@ from ddp_prof.analyze.variants.waterfall import (
 )
 from ddp_prof.columns import Row, document_of, table_row
 from ddp_prof.present.columns import ms
-from ddp_prof.present.headlines import cost_text
+from ddp_prof.present.headlines import cost_text, other_job_texts
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent
@@ -67,7 +67,10 @@ def compare_view(
     if other:
         notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")
     of_other_jobs = [one for one in summaries if one.other_job and one.label not in other]
-    notes += [f"no speedup of {one.label}: {BASELINE} is another job, {one.other_job}" for one in of_other_jobs]
+    if base:
+        notes += [f"no speedup of {one.label}: {BASELINE} is another job, {one.other_job}" for one in of_other_jobs]
+    else:
+        notes += other_job_texts(summaries)
     for cause in dict.fromkeys(filter(None, (summary.confounded_by for summary in summaries))):
         names = ", ".join(summary.label for summary in summaries if summary.confounded_by == cause)
         notes.append(f"no speedup of {names}: most of the difference is {EXPLAINED_BY[cause]}")
@@ -154,14 +157,15 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
     return rows
 
 
-def waterfall_notes(waterfall: Waterfall) -> list[str]:
-    """Return how to read the waterfall, which runs are left out, and what is not known."""
+def waterfall_notes(waterfall: Waterfall, summaries: Sequence[VariantSummary] = ()) -> list[str]:
+    """Return how to read the waterfall, which runs are of other jobs or left out, and what is not known."""
     notes = ["mean step, ms: the first row has the parts of the step"] if waterfall.budgets else []
     if waterfall.changes:
         notes = [
             f"{notes[0]}, each other row their changes and that of the step",
             "within ±: the steps of both runs vary too much to show a change (95 % interval); the CSV has the figure",
         ]
+    notes += other_job_texts(summaries)
     notes += [f"{label}: left out, it has no step that can be measured" for label in waterfall.left_out]
     notes += [f"{label}: left out, the lengths of its steps are not known" for label in waterfall.untimed]
     notes += [f"{label}: left out, not all work in its steps is known" for label in waterfall.unknown]

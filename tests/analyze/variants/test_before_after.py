@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -233,6 +235,23 @@ def test_the_command_line_says_what_changed_and_why(two_runs: list[str]) -> None
     document = json.loads(run("compare", "--format", "json", *two_runs).stdout)
     (tail,) = [change for change in document["changes"] if change["part"] == "tail"]
     assert (tail["change_ns"], tail["cause"]["moved"], tail["cause"]["by_ns"]) == (4 * MS, "launch", 4 * MS)
+
+
+def test_two_runs_on_other_gpus_are_said_to_be_other_jobs(two_runs: list[str]) -> None:
+    """The same step on a slower GPU was "step longer: compute +0.13 ms", with nothing on the GPU; the gate refused."""
+    for path, gpu in zip(two_runs, ("Tesla V100", "NVIDIA A100"), strict=True):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)")
+            database.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, ?)", (gpu,))
+            database.commit()
+    said = run("compare", *two_runs).stdout
+    assert "note: new is another job than old: GPUs NVIDIA A100 and Tesla V100" in said
+    assert "from old to new (another job: GPUs NVIDIA A100 and Tesla V100), mean step:" in said
+    page = Path(two_runs[0]).with_name("page.html")
+    assert "new is another job than old" in run("compare", "--waterfall", "--html", str(page), *two_runs).stdout
+    assert "new is another job than old: GPUs NVIDIA A100" in page.read_text(encoding="utf-8")
+    document = json.loads(run("compare", "--format", "json", *two_runs).stdout)
+    assert [one["other_job"] for one in document["variants"]] == [None, "GPUs NVIDIA A100 and Tesla V100"]
 
 
 def test_a_gate_that_fails_says_so_too(two_runs: list[str]) -> None:
