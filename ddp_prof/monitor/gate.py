@@ -10,7 +10,8 @@ from ddp_prof.columns import Row
 from ddp_prof.monitor.log import MonitorLog
 from ddp_prof.present.columns import ms
 from ddp_prof.present.table import SCHEMA, TableView
-from ddp_prof.present.text import count_noun, milliseconds
+from ddp_prof.present.tables.check import summarize_verdicts
+from ddp_prof.present.text import milliseconds
 
 _LIMITS = {
     "min_overlap": ("min overlap", "overlap_ratio", "%", 100.0),
@@ -37,15 +38,9 @@ def check_log(log: MonitorLog, limits: Mapping[str, float]) -> tuple[TableView, 
         limits are met in all measurements.
     """
     rows = [_judge(record, name, limit) for record in log.records for name, limit in limits.items()]
-    verdicts = [row["verdict"] for row in rows]
-    failed, unknown = verdicts.count("failed"), verdicts.count("unknown")
-    passed = bool(rows) and not failed and not unknown
-    of_all = f"of {count_noun(len(rows), 'requirement')} in {count_noun(len(log.records), 'measurement')}"
-    title = f"passed, all {of_all} met"
-    if failed:
-        title = f"failed, {failed} {of_all} not met" + (f", {unknown} cannot be judged" if unknown else "")
-    elif not passed:
-        title = f"unknown, {unknown} {of_all} cannot be judged"
+    verdicts = [str(row["verdict"]) for row in rows]
+    passed = bool(rows) and all(verdict == "passed" for verdict in verdicts)
+    title = summarize_verdicts(verdicts, len(log.records), "measurement")
     bad = [row for row in rows if row["verdict"] != "passed"]
     document = {"schema": SCHEMA, "passed": passed, "log": str(log.file), "verdicts": rows, "warnings": [*log.notes]}
     return TableView(title, bad or rows[-len(limits) :], list(log.notes), document), passed

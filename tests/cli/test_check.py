@@ -102,6 +102,13 @@ def test_the_verdict_is_what_the_rows_say(statuses: list[str], line: str) -> Non
     assert verdict_line([GateReport(None, verdicts)]) == line
 
 
+def test_a_requirement_of_two_runs_is_one_requirement() -> None:
+    """It was 'failed, 1 of 2 requirements not met' for one requirement, of which there are two verdicts."""
+    reports = [GateReport(None, (GateResult("tail", "ms", None, 1.0, status),)) for status in ("passed", "failed")]
+    assert verdict_line(reports) == "failed, 1 of 2 cases not met (1 requirement, 2 runs)"
+    assert verdict_line(reports[:1]) == "passed, 1 of 1 requirements met"
+
+
 def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
     baseline, noisy = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", NOISY)
     result = run("check", noisy, "--baseline", baseline, "--max-regression", "5%")

@@ -87,7 +87,7 @@ def test_check_judges_each_measurement_by_its_worst_rank(tmp_path: Path) -> None
     passed = run("check", "--max-exposed-ms", "31", "--min-overlap", "40%", log)
     assert (passed.exit_code, passed.stdout.splitlines()[0]) == (
         0,
-        "passed, all of 16 requirements in 8 measurements met",
+        "passed, 16 of 16 cases met (2 requirements, 8 measurements)",
     )
     failed = json.loads((done := run("check", "--max-exposed-ms", "20", "--format", "json", log)).stdout)
     assert done.exit_code == 3
@@ -104,8 +104,8 @@ def test_what_one_rank_does_not_know_is_not_passed(tmp_path: Path) -> None:
     def title(*limits: str) -> str:
         return run("check", *limits, log).stdout.splitlines()[0]
 
-    assert title("--max-tail-ms", "6") == "unknown, 1 of 1 requirement in 1 measurement cannot be judged"
-    both = "failed, 1 of 2 requirements in 1 measurement not met, 1 cannot be judged"
+    assert title("--max-tail-ms", "6") == "unknown, 1 of 1 requirements cannot be judged"
+    both = "failed, 1 of 2 requirements not met, 1 cannot be judged"
     assert title("--max-tail-ms", "6", "--max-exposed-ms", "0.001") == both
 
 

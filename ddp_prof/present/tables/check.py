@@ -11,7 +11,7 @@ from ddp_prof.columns import Row
 from ddp_prof.present.columns import fields_of, values_of
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs
-from ddp_prof.present.text import source_name
+from ddp_prof.present.text import count_noun, source_name
 
 HOW_TO_READ_CHECK = (
     "the worst rank decides; its overlap is that of all its communication; its times are medians over its steps, "
@@ -73,12 +73,31 @@ def check_summary(view: TableView) -> str:
 def verdict_line(checks: Sequence[GateReport]) -> str:
     """Return the verdict over all runs and requirements, and how many of these are not met or cannot be judged."""
     statuses = [verdict.status for check in checks for verdict in check.verdicts]
+    return summarize_verdicts(statuses, len(checks), "run")
+
+
+def summarize_verdicts(statuses: Sequence[str], judged: int, noun: str) -> str:
+    """Return the verdict over all requirements, and how many of these are not met or cannot be judged.
+
+    If several runs or measurements are judged by each requirement, these are counted as cases: one requirement is not
+    three because it was judged three times.
+
+    Args:
+        statuses: ``passed``, ``failed`` or ``unknown``, of each requirement for each of what is judged.
+        judged: How many runs or measurements are judged.
+        noun: ``run`` or ``measurement``.
+    """
     failed, unknown = statuses.count("failed"), statuses.count("unknown")
-    of_all = f"of {len(statuses)} requirements"
+    of_all, by_what = f"of {len(statuses)} requirements", ""
+    if judged > 1:
+        requirements = count_noun(len(statuses) // judged, "requirement")
+        of_all, by_what = f"of {len(statuses)} cases", f" ({requirements}, {count_noun(judged, noun)})"
     if failed:
         rest = f", {unknown} cannot be judged" if unknown else ""
-        return f"failed, {failed} {of_all} not met{rest}"
-    return f"unknown, {unknown} {of_all} cannot be judged" if unknown else f"passed, {len(statuses)} {of_all} met"
+        return f"failed, {failed} {of_all} not met{rest}{by_what}"
+    if unknown or not statuses:
+        return f"unknown, {unknown} {of_all} cannot be judged{by_what}"
+    return f"passed, {len(statuses)} {of_all} met{by_what}"
 
 
 def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
