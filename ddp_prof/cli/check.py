@@ -172,7 +172,7 @@ def check(
         )
         costs = None if max_cost_ns is None else run.cost().steps
         checks.append(check_run(result, replace(requirements, incomparable=differences), costs))
-        if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
+        if compared and checks[-1].fails_against_baseline and are_one_variant([compared, run]):
             with progress("looking for the cause"):
                 changes = change_texts(changes_between(compared, run, runs))
             causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]

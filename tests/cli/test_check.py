@@ -125,6 +125,14 @@ def test_a_regression_beyond_the_spread_is_exit_code_3(tmp_path: Path) -> None:
     assert run("check", baseline, "--baseline", slow, "--max-regression", "0").exit_code == 0, "faster is no regression"
 
 
+def test_what_changed_is_said_where_a_run_fails_against_the_baseline_and_not_for_another_limit(tmp_path: Path) -> None:
+    baseline, slow = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", SLOW)
+    for accepted, is_told in (("0.05", True), ("0.25", False)):
+        limits = ("--baseline", baseline, "--max-regression", accepted, "--min-overlap", "99%")
+        result = run("check", slow, *limits)
+        assert (result.exit_code, "mean step against the baseline" in result.stdout) == (3, is_told)
+
+
 def test_where_the_host_runs_ahead_the_device_tells_which_run_is_slower(tmp_path: Path) -> None:
     """The host's ranges are of 5 ms in both; step time was judged by them, and passed."""
     fast, slow = known_truth(6), known_truth(6)

@@ -102,6 +102,11 @@ class GateReport:
         """Whether there are requirements, and all of them are met."""
         return bool(self.verdicts) and all(verdict.status == "passed" for verdict in self.verdicts)
 
+    @property
+    def fails_against_baseline(self) -> bool:
+        """Whether a figure is worse than that of the baseline."""
+        return any(verdict.status == "failed" and verdict.baseline is not None for verdict in self.verdicts)
+
 
 StepCosts = Mapping[str, Sequence[StepCost]]
 """What communication costs each step of each rank, by the rank's name."""
