@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_prof.analyze.statistics import StepMedian, half_width_of_change, median_of_steps
 from ddp_prof.columns import Row
-from ddp_prof.monitor.log import MonitorLog
+from ddp_prof.monitor.log import MonitorLog, find_other_job
 from ddp_prof.present.columns import ms
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.check import summarize_verdicts
@@ -20,8 +20,6 @@ _LIMITS = {
     "max_blocking_ns": ("max blocking", "blocking_ns", "ms", 1e-6),
 }
 """For each limit: its name in a table, the figure of a rank that it limits, the unit shown, and the factor to it."""
-_OF_A_JOB = {"ranks": "world_size", "device": "device"}
-"""What of a record must be the same for the steps of two jobs to be compared, with the word for it."""
 _COMPARED = ("step_ns", "comm_ns", "exposed_ns", "blocking_ns")
 
 
@@ -109,11 +107,8 @@ def _known(log: MonitorLog, figure: str) -> list[int]:
 def _difference(first: MonitorLog, before: StepMedian | None, log: MonitorLog, after: StepMedian | None) -> str:
     """Return a sentence on how the median step of ``log`` (``after``) differs from that of ``first`` (``before``)."""
     names = f"{log.file} against {first.file}"
-    for what, name in _OF_A_JOB.items():
-        own, others = ({one.get(name) for one in of.records} - {None} for of in (log, first))
-        if own and others and own != others:
-            texts = (" or ".join(map(str, sorted(values, key=str))) for values in (own, others))
-            return f"{names}: not compared: these are other jobs, {what} {' and '.join(texts)}"
+    if differs := find_other_job(log.records, first.records):
+        return f"{names}: not compared: these are other jobs, {differs}"
     if before is None or after is None or before.half_width is None or after.half_width is None:
         return f"{names}: cannot be told: too few measurements"
     change = after.value - before.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,21 @@ def load_log(file: Path) -> MonitorLog:
     what = f"{unread} line{'s' * (unread != 1)} without a record of a monitor: cut off, or of another version"
     notes = (printable(f"{file}: left out {what}"),) if unread else ()
     return MonitorLog(file, tuple(records), notes)
+
+
+_OF_A_JOB = {"ranks": "world_size", "device": "device"}
+"""What of a record must be the same for steps to be compared, with the word for it."""
+
+
+def find_other_job(records: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what makes records those of another job than the reference, such as "ranks 8 and 2"; else ``None``."""
+    differing = []
+    for what, name in _OF_A_JOB.items():
+        own, others = ({one.get(name) for one in group} - {None} for group in (records, reference))
+        if own and others and own != others:
+            texts = (" or ".join(map(str, sorted(values, key=str))) for values in (own, others))
+            differing.append(f"{what} {' and '.join(texts)}")
+    return ", ".join(differing) or None
 
 
 def _record_in(line: str) -> dict[str, Any] | None:

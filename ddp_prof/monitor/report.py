@@ -20,7 +20,7 @@ from ddp_prof.monitor.course import (
     find_changes,
     find_late_ranks,
 )
-from ddp_prof.monitor.log import MonitorLog
+from ddp_prof.monitor.log import MonitorLog, find_other_job
 from ddp_prof.present import theme
 from ddp_prof.present.charts import STILL, Chart, axis, make_chart
 from ddp_prof.present.columns import in_percent, ms
@@ -50,7 +50,14 @@ def monitor_view(log: MonitorLog) -> TableView:
         "schema": SCHEMA,
         "log": str(log.file),
         "measurements": list(log.records),
-        "changes": [{**asdict(change), **_place(log.records, change.position)} for change in changes],
+        "changes": [
+            {
+                **asdict(change),
+                **_place(log.records, change.position),
+                "other_job": _other_job(log.records, change.position),
+            }
+            for change in changes
+        ],
         "late": [
             {
                 "rank": one.rank,
@@ -76,7 +83,9 @@ def sentences(
             for change in changes
             if change.position == position
         )
-        yield f"from step {records[position]['step']} on ({records[position]['time']}): {what}"
+        differs = _other_job(records, position)
+        other_job = f"; from there on it is another job: {differs}" if differs else ""
+        yield f"from step {records[position]['step']} on ({records[position]['time']}): {what}{other_job}"
     for one in late:
         first, last = records[one.first], records[one.last]
         where = f"from step {first['step']} ({first['time']}) to step {last['step']} ({last['time']})"
@@ -86,6 +95,15 @@ def sentences(
             yield f"{count_noun(len(records), 'measurement')}: too few to tell a change ({LEAST_IN_ALL} are needed)"
         else:
             yield f"no change found in {count_noun(len(records), 'measurement')}, and no rank that stays late"
+
+
+def _other_job(records: Sequence[Mapping[str, Any]], position: int) -> str | None:
+    """Return what makes the measurements from a position on those of another job than the ones before it.
+
+    The job may have started again on other devices, or with more ranks; the figures then differ by that, too. As many
+    measurements are looked at as the shortest stretch has, because a change is not found to the measurement.
+    """
+    return find_other_job(records[position : position + LEAST], records[max(0, position - LEAST) : position])
 
 
 def _place(records: Sequence[Mapping[str, Any]], position: int) -> dict[str, Any]:

@@ -74,6 +74,19 @@ def test_the_course_names_what_changed_and_who_was_late(tmp_path: Path) -> None:
     assert [row["late_rank"] for row in rows] == [""] * 10 + ["1"] * 6 + [""] * 10
 
 
+def test_a_change_at_which_the_job_got_other_ranks_is_said_to_be_of_another_job(tmp_path: Path) -> None:
+    """A job that went on with twice the ranks was "step 50.0 ms -> 30.0 ms", and nothing else."""
+    records = courses("............############", 50, 30, "step")
+    more = [{**one, "world_size": 4 if at >= 12 else 2} for at, one in enumerate(records)]
+    change = "from step 12000 on (2026-11-26T10:12:00+00:00): step 50.0 ms -> 30.0 ms"
+    for log, differs in ((records, None), (more, "ranks 4 and 2")):
+        file = write_log(tmp_path, log)
+        other_job = f"; from there on it is another job: {differs}" if differs else ""
+        assert run("monitor", file).stdout.splitlines()[0] == f"{change}{other_job}"
+        (found,) = json.loads(run("monitor", file, "--format", "json").stdout)["changes"]
+        assert found["other_job"] == differs
+
+
 def test_few_measurements_are_told_to_be_too_few(tmp_path: Path) -> None:
     assert (
         "4 measurements: too few to tell a change (14 are needed)"
