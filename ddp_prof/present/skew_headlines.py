@@ -8,7 +8,7 @@ from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import count_noun, milliseconds
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+    from ddp_prof.analyze.collectives.straggler import LateGroup, RankSkew, RunSkew
 
 
 def skew_headline(skew: RunSkew) -> Headline:
@@ -19,6 +19,8 @@ def skew_headline(skew: RunSkew) -> Headline:
     if not steps:
         why = "No collective of several ranks lies in a step" if skew.has_steps else "The trace marks no steps"
         return Headline(why, _last_at_collectives(skew), "; ")
+    if skew.group:
+        return _group_headline(skew, skew.group)
     # No rank is last more often than chance explains.
     if skew.straggler is None:
         most = max((rank.last_steps for rank in skew.ranks), default=0)
@@ -44,6 +46,21 @@ def skew_headline(skew: RunSkew) -> Headline:
         costs = milliseconds(last.cost_when_last_ns)
         detail = f"such a step would be up to {costs} shorter without its lag (mean of these steps)."
     return Headline(_arrives_last(last, steps), f"{detail}{_older_text(last)}", "; ")
+
+
+def _group_headline(skew: RunSkew, group: LateGroup) -> Headline:
+    """Return which ranks arrive last together, in how many steps and by how much, and what that costs the others."""
+    which = skew.names_of(group.ranks)
+    where = f"in {group.steps} of {count_noun(len(skew.steps), 'step')}"
+    claim = f"{which[:1].upper()}{which[1:]} arrive last together {where}, by {milliseconds(group.lag_ns)} (median)"
+    detail = "what that costs is not known."
+    if group.cost_ns == 0:
+        detail = "compute hides all of the others' waiting."
+    elif group.cost_ns is not None:
+        detail = (
+            f"such a step would be up to {milliseconds(group.cost_ns)} shorter without their lag (mean of these steps)."
+        )
+    return Headline(claim, detail, "; ")
 
 
 def late_text(skew: RunSkew) -> str:

@@ -1,4 +1,4 @@
-"""How much time the other ranks would gain in a step if one rank were not late, queues behind its delay included.
+"""How much time the other ranks would gain in a step if some were not late, queues behind their delay included.
 
 A rank *arrives* at a collective when its own part of it begins. In the simulated step, a collective ends on each rank
 as long after the last arrival as it did. Without the lag of the late rank, another rank is the last to arrive. A
@@ -27,7 +27,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import BACK_TO_BACK_NS, CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.intervals import union_by_group
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, count_before, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, count_before, take_or_unknown
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,19 @@ def find_queue(timings: CollectiveTimings) -> Queue:
 
 
 def measure_lateness(
-    ranks: Sequence[RankCollectives], matches: Ints, starts_ns: Ints, step: Ints, late: Ints, exposed_ns: Sequence[Ints]
+    ranks: Sequence[RankCollectives], matches: Ints, starts_ns: Ints, step: Ints, late: Mask, exposed_ns: Sequence[Ints]
 ) -> Ints:
-    """Return what each rank (column) would gain in each step (row) if the step's late rank were not late, in ns.
+    """Return what each rank (column) would gain in each step (row) if the step's late ranks were not late, in ns.
 
     Args:
         ranks: The ranks of the run.
         matches: Rows of the ranks' collectives, ``UNKNOWN`` where a rank takes no part; shape (matches, ranks).
         starts_ns: When each rank arrives, on a common clock; the same shape.
         step: Number of the step of each match, from 0; ``UNKNOWN`` for a match that does not count.
-        late: The late rank of each step, ``UNKNOWN`` if no rank is late.
+        late: For each step (row) and rank (column), whether the rank is late.
         exposed_ns: For each rank, the exposed time of each of its collectives.
     """
-    chosen = np.flatnonzero((step != UNKNOWN) & (take_or_unknown(late, step) != UNKNOWN))
+    chosen = np.flatnonzero((step != UNKNOWN) & np.append(late.any(axis=1), False)[step])
     gains = np.zeros((len(late), len(ranks)), np.int64)
     if not len(chosen):
         return gains
@@ -96,7 +96,7 @@ def measure_lateness(
     for of_turn in np.split(chosen[np.argsort(turn, kind="stable")], np.cumsum(np.bincount(turn))[:-1]):
         earlier_ns = np.full((len(of_turn), len(ranks)), never)
         # Each rank starts as much earlier as the collective before it ended earlier, but at most the time it queued.
-        # `earlier_ns` are the new arrivals of all ranks but the late one.
+        # `earlier_ns` are the new arrivals of all ranks but the late ones.
         for index, queue in enumerate(queues):
             row = matches[of_turn, index]
             here = row != UNKNOWN
@@ -105,7 +105,7 @@ def measure_lateness(
                 take_or_unknown(queue.queued_ns, row, 0),
             )
             start_shift_ns[index][row[here]] = shift[here]
-            counts = here & (late[step[of_turn]] != index)
+            counts = here & ~late[step[of_turn], index]
             earlier_ns[counts, index] = starts_ns[of_turn[counts], index] - shift[counts]
         # The collective ends as much earlier as the last arrival is earlier, limited by what each rank waited.
         last_ns = earlier_ns.max(axis=1)
@@ -113,13 +113,13 @@ def measure_lateness(
         for index in range(len(ranks)):
             row = matches[of_turn, index]
             here = row != UNKNOWN
-            is_late = late[step[of_turn]] == index  # the late rank itself arrives, and so ends, that much earlier
+            is_late = late[step[of_turn], index]  # a late rank itself arrives, and so ends, that much earlier
             most_ns = take_or_unknown(start_shift_ns[index], row, 0) + waits_ns[of_turn, index]
             end_shift_ns[index][row[here]] = np.where(is_late, gained_ns, np.minimum(gained_ns, most_ns))[here]
     for index, rank in enumerate(ranks):
         shifts = start_shift_ns[index], end_shift_ns[index]
         gains[:, index] = _gain_of_rank(rank, queues[index], steps[index], shifts, exposed_ns[index], len(late))
-    gains[np.arange(len(late))[late != UNKNOWN], late[late != UNKNOWN]] = 0
+    gains[late] = 0
     return gains
 
 

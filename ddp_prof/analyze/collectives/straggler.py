@@ -16,6 +16,10 @@ the largest time that another rank would gain if the last rank were not late, qu
 (:mod:`.lateness`); it is attributed to the last rank. In a capture without steps, each collective counts by itself. The
 cost of a rank is then the largest sum of another rank's exposed waits at the collectives where it arrived last; it is
 not known if collectives queued behind hidden ones of these waits.
+
+Several ranks may be late together, as those of a slow node: then nothing is gained if only one of them were not late.
+Such a group is found if its ranks have nearly the step's largest lag, without having waited for others, in more steps
+than chance explains. Its cost is what another rank would gain if none of the group were late.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.why_unknown import why_no_steps
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column, derived
+from ddp_prof.manifest import format_ranges
 from ddp_prof.table import begins_run
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
 
@@ -50,6 +55,9 @@ CHANCE = 0.05
 
 _ALIKE_LAGS = 0.1
 """Largest part of a lag by which another one may be smaller and still be alike."""
+
+_NEARLY = 0.8
+"""Smallest part of the largest lag of a step with which another rank is late together with its rank."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +240,28 @@ class StepSkew:
 
 
 @dataclass(frozen=True, slots=True)
+class LateGroup:
+    """Ranks that are late together; see the module.
+
+    Attributes:
+        ranks: Their indices.
+        lag_ns: The median of their lags in the steps in which all of them are late.
+        costs_ns: For each of these steps, the largest time that another rank would gain if none of them were late;
+            ``None`` if the exposed time of some rank is not known.
+    """
+
+    ranks: tuple[int, ...]
+    lag_ns: int
+    steps: int
+    costs_ns: tuple[int, ...] | None
+
+    @property
+    def cost_ns(self) -> int | None:
+        """The mean of the steps' costs."""
+        return None if self.costs_ns is None else round(sum(self.costs_ns) / self.steps)
+
+
+@dataclass(frozen=True, slots=True)
 class RunSkew(FrameResult):
     """The skew of a run.
 
@@ -239,6 +269,7 @@ class RunSkew(FrameResult):
         steps: The steps with matched collectives; empty if the traces mark no steps.
         straggler: Index of the rank that is last in more steps than chance explains; ``None`` if there is none.
         reason: Why lags are not known; ``None`` if they are.
+        group: The ranks that are late together in more steps than chance explains; ``None`` if there are none.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -248,10 +279,18 @@ class RunSkew(FrameResult):
     reason: str | None
     warnings: tuple[str, ...]
     has_steps: bool = True
+    group: LateGroup | None = None
 
     def to_frame(self) -> DataFrame:
         """Return a table with one row per rank."""
         return make_frame(RankSkew, self.ranks)
+
+    def names_of(self, ranks: Sequence[int]) -> str:
+        """Return the names of several ranks, given their indices: ``ranks 4-7``, or one name after the other."""
+        named = [self.ranks[index] for index in ranks]
+        if any(rank.name != f"rank {rank.rank}" for rank in named):
+            return ", ".join(rank.name for rank in named)
+        return f"ranks {format_ranges(sorted(rank.rank for rank in named if rank.rank is not None))}"
 
     @property
     def latest(self) -> RankSkew | None:
@@ -299,6 +338,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         reason=_why_unknown(run),
         warnings=(*run.warnings, *notes),
         has_steps=run.has_steps,
+        group=_measure_group(run, compared, waits_ns is not None),
     )
 
 
@@ -313,6 +353,7 @@ class _Comparison:
         late: The index of the late rank of each row of ``lags_ns``; ``UNKNOWN`` if there is none.
         keys: The key of each step. It and the following are empty without steps.
         rows: For each step, rows of the matches.
+        among_late: For each step (row) and rank (column), whether the rank is the late one or nearly as late.
         before_ns: How late each rank (column) was when each step (row) began; NaN where it is not known.
     """
 
@@ -321,6 +362,7 @@ class _Comparison:
     late: Ints
     keys: tuple[int, ...]
     rows: tuple[Ints, ...]
+    among_late: Mask
     before_ns: Floats
 
 
@@ -332,13 +374,22 @@ def _compare_arrivals(run: RunAnalysis) -> tuple[_Comparison, tuple[str, ...]]:
     step = _keys_of_matches(run)
     of_steps = _rows_of_steps(step) if run.has_steps else []
     if not of_steps:
-        return _Comparison(last, lags_ns, last, (), (), _lags_before(run, ())), ()
+        nobody = np.zeros((0, len(run.ranks)), np.bool_)
+        return _Comparison(last, lags_ns, last, (), (), nobody, _lags_before(run, ())), ()
     of_steps, notes = _leave_out_steps_that_lack_ranks(of_steps, run.matches.rows != UNKNOWN)
     keys = tuple(int(step[rows[0]]) for rows in of_steps)
     last[~np.isin(step, (UNKNOWN, *keys))] = UNKNOWN
     of_steps_ns = np.array([_largest_lags(lags_ns[rows]) for rows in of_steps])
-    late = _last_in_steps(run, of_steps, lags_ns, of_steps_ns, least)
-    return _Comparison(last, of_steps_ns, late, keys, tuple(of_steps), _lags_before(run, keys)), notes
+    waits_ns, arrivals = _waits_at_matches(run), _arrivals(run)
+    waited_ns = np.array([waits_ns[rows].sum(axis=0) for rows in of_steps])
+    late = _last_in_steps(run, of_steps, lags_ns, of_steps_ns, waited_ns, least)
+    among_late = np.zeros(of_steps_ns.shape, np.bool_)
+    for at in np.flatnonzero(late != UNKNOWN).tolist():
+        rows, last_rank = of_steps[at], late[at]
+        largest = of_steps_ns[at, last_rank]
+        among_late[at] = _nearly_as_late(lags_ns[rows], arrivals[rows], waits_ns[rows], largest)
+        among_late[at, last_rank] = True
+    return _Comparison(last, of_steps_ns, late, keys, tuple(of_steps), among_late, _lags_before(run, keys)), notes
 
 
 def _measure_steps(run: RunAnalysis, compared: _Comparison, waits_ns: Ints | None) -> tuple[StepSkew, ...]:
@@ -346,10 +397,11 @@ def _measure_steps(run: RunAnalysis, compared: _Comparison, waits_ns: Ints | Non
     takes_part = run.matches.rows != UNKNOWN
     costs: list[int | None] = [None] * len(compared.rows)
     if waits_ns is not None:
-        costs = _costs_of_steps(run, compared.rows, compared.late).tolist()
+        late = compared.late[:, None] == np.arange(len(run.ranks))
+        costs = _costs_of_steps(run, compared.rows, late).tolist()
     steps = []
     for at, rows in enumerate(compared.rows):
-        late = None if compared.late[at] == UNKNOWN else int(compared.late[at])
+        last = None if compared.late[at] == UNKNOWN else int(compared.late[at])
         waits: list[int | None] = [None] * len(run.ranks)
         if waits_ns is not None:
             summed = zip(waits_ns[rows].sum(axis=0).tolist(), takes_part[rows].any(axis=0), strict=True)
@@ -358,10 +410,10 @@ def _measure_steps(run: RunAnalysis, compared: _Comparison, waits_ns: Ints | Non
             StepSkew(
                 step=compared.keys[at],
                 lags_ns=tuple(map(_int_or_none, compared.lags_ns[at])),
-                last=late,
+                last=last,
                 cost_ns=costs[at],
                 waits_ns=tuple(waits),
-                lag_before_ns=None if late is None else _int_or_none(compared.before_ns[at, late]),
+                lag_before_ns=None if last is None else _int_or_none(compared.before_ns[at, last]),
             )
         )
     return tuple(steps)
@@ -483,11 +535,11 @@ def _arrivals(run: RunAnalysis) -> Ints:
     return np.stack(common, axis=1) if common else start
 
 
-def _costs_of_steps(run: RunAnalysis, of_steps: Sequence[Ints], late: Ints) -> Ints:
-    """Return the largest time (ns) that another rank would gain in each step without the lag of the step's late rank.
+def _costs_of_steps(run: RunAnalysis, of_steps: Sequence[Ints], late: Mask) -> Ints:
+    """Return the largest time (ns) that another rank would gain in each step without the lags of its late ranks.
 
     - ``of_steps``: For each step, rows of ``run.matches``.
-    - ``late``: For each step, the index of its late rank, ``UNKNOWN`` if no rank is late.
+    - ``late``: For each step (row) and rank (column), whether the rank is late.
     """
     step = np.full(len(run.matches), UNKNOWN, np.int64)
     for number, rows in enumerate(of_steps):
@@ -540,19 +592,39 @@ def _last_to_arrive(lags: Floats, least: int) -> Ints:
     return np.where(known.max(axis=1) > least, known.argmax(axis=1), UNKNOWN)
 
 
-def _last_in_steps(run: RunAnalysis, of_steps: Sequence[Ints], lags: Floats, compared: Floats, least: int) -> Ints:
+def _waits_at_matches(run: RunAnalysis) -> Ints:
+    """Return how long each rank (column) waited at each match (row), hidden or not, in ns; 0 where it takes no part."""
+    matches = run.matches.rows
+    waits = [np.maximum(0, take_or_unknown(waits, matches[:, index])) for index, waits in enumerate(run.waits_ns)]
+    return np.stack(waits, axis=1)
+
+
+def _nearly_as_late(lags: Floats, arrivals: Ints, waits_ns: Ints, largest: float) -> Mask:
+    """Return which ranks are nearly as late in a step as its last rank, but not because they waited for others.
+
+    - ``lags``, ``arrivals``, ``waits_ns``: Of each rank (column) at each match (row) of the step.
+    - ``largest``: The lag of the last rank.
+    """
+    nearly = lags >= _NEARLY * largest  # NaN is not
+    # What a rank had waited when it first was so late.
+    since = arrivals.min(axis=0, initial=np.iinfo(np.int64).max, where=nearly)
+    waited_ns = waits_ns.sum(axis=0, where=arrivals < since)
+    found: Mask = nearly.any(axis=0) & (waited_ns <= _ALIKE_LAGS * largest)
+    return found
+
+
+def _last_in_steps(
+    run: RunAnalysis, of_steps: Sequence[Ints], lags: Floats, compared: Floats, waited_ns: Ints, least: int
+) -> Ints:
     """Return for each step the index of the rank that arrives last, or ``UNKNOWN``; see the module.
 
     - ``of_steps``: For each step, rows of the matches.
     - ``lags``: The lag of each rank (column) at each match (row).
     - ``compared``: The largest lag of each rank (column) in each step (row).
+    - ``waited_ns``: How long it waited for others there.
     - ``least``: Smaller lags are not told from the error of the clocks.
     """
     matches, late = run.matches.rows, _last_to_arrive(compared, least)
-    # How long each rank waited at each match, hidden or not; 0 where it takes no part.
-    waits = [np.maximum(0, take_or_unknown(waits, matches[:, index])) for index, waits in enumerate(run.waits_ns)]
-    waits_ns = np.stack(waits, axis=1)
-    waited_ns = np.array([waits_ns[rows].sum(axis=0) for rows in of_steps])
     # Who takes part in the collectives at which the last rank has its largest lag.
     largest = compared[np.arange(len(late)), late]
     meets = np.array(
@@ -614,6 +686,46 @@ def _straggler(times_last: Sequence[int]) -> int | None:
     most = max(times_last)
     is_significant = ranks * _binomial_tail(most, sum(times_last), 1 / ranks) < CHANCE
     return times_last.index(most) if is_significant else None
+
+
+def _measure_group(run: RunAnalysis, compared: _Comparison, knows_costs: bool) -> LateGroup | None:
+    """Return the ranks that are late together, and what that costs; ``None`` if there are none."""
+    if not (ranks := _late_together(compared.among_late)):
+        return None
+    steps = np.flatnonzero(compared.among_late[:, ranks].all(axis=1))
+    costs = None
+    if knows_costs:
+        late = np.zeros((len(steps), len(run.ranks)), np.bool_)
+        late[:, ranks] = True
+        costs = tuple(_costs_of_steps(run, [compared.rows[step] for step in steps], late).tolist())
+    lag_ns = round(float(np.median(compared.lags_ns[steps][:, ranks])))
+    return LateGroup(ranks, lag_ns, len(steps), costs)
+
+
+def _late_together(late: Mask) -> tuple[int, ...]:
+    """Return the ranks that are late together in more steps than chance explains; empty if there are no such.
+
+    These are the rank that is late most often, and who is late in most of the same steps. Chance explains it if, were
+    as many ranks late in each step, but any of them, some group of that size would be as often late together with a
+    probability of at least :data:`CHANCE`. Lags are told from the median rank, so most ranks are no group.
+
+    ``late`` tells for each step (row) and rank (column) whether the rank is late.
+    """
+    several = late[late.any(axis=1)]
+    if not len(several):
+        return ()
+    first = several[:, several.sum(axis=0).argmax()]
+    group = np.flatnonzero(2 * several[first].sum(axis=0) > first.sum())
+    ranks, number = late.shape[1], len(group)
+    if number < 2 or 2 * number > ranks:
+        return ()
+    # The chance that a group is among as many late ranks, in the mean over the steps.
+    sizes = several.sum(axis=1)
+    chance = float(np.mean([math.comb(size, number) for size in sizes.tolist()])) / math.comb(ranks, number)
+    times = int(several[:, group].all(axis=1).sum())
+    if chance >= 1 or math.comb(ranks, number) * _binomial_tail(times, len(several), chance) >= CHANCE:
+        return ()
+    return tuple(group.tolist())
 
 
 def _binomial_tail(times: int, trials: int, chance: float) -> float:

@@ -14,7 +14,7 @@ A replay that leaves nothing out gives the recorded times.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -124,15 +124,15 @@ class WhatIf:
         """
         return self._gain([one.replay for one in self._ranks], choose)
 
-    def without_lag(self, late: int) -> Gain:
-        """Return the gain of the other ranks if none of them waited for the rank with index ``late``."""
+    def without_lag(self, late: Collection[int]) -> Gain:
+        """Return the gain of the other ranks if none of them waited for the ranks with the indices ``late``."""
         return self._gain([one.replay for one in self._ranks], late=late)
 
     def _gain(
         self,
         replays: Sequence[Replay | None],
         choose: Callable[[RankCollectives], Mask] | None = None,
-        late: int | None = None,
+        late: Collection[int] = (),
     ) -> Gain:
         """Return the gain of changed replays against the recorded ones.
 
@@ -176,7 +176,7 @@ class WhatIf:
         self,
         replays: Sequence[Replay],
         choose: Callable[[RankCollectives], Mask] | None = None,
-        late: int | None = None,
+        late: Collection[int] = (),
     ) -> Replay | None:
         """Return one replay of all ranks, in which a collective ends as long after the last arrival as it did.
 
@@ -195,7 +195,7 @@ class WhatIf:
                 length_ns = np.where(is_free, 0, links.length_ns)
                 links = replace(links, length_ns=length_ns, is_duration=np.where(is_free, 0, links.is_duration))
             arrivals.append(np.where(arrival == UNKNOWN, UNKNOWN, arrival + first[index]))
-            ends = select(one.ends, np.full(len(one.ends), index != late))
+            ends = select(one.ends, np.full(len(one.ends), index not in late))
             keyed.append(replace(one, links=links, ends=replace(ends, step=rank.step_keys[ends.step])))
             common_ns.append(run.alignment.offset_for(rank.clock).common_ns(one.times.time_ns))
         joined = join_replays(keyed, common_ns, [])
@@ -232,7 +232,7 @@ class WhatIf:
         return [found[at] for at in chosen]
 
 
-def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay | None:
+def _let_ranks_meet(replay: Replay, arrivals: Ints, late: Collection[int]) -> Replay | None:
     """Return the replay with links that let the ranks of a collective wait for each other.
 
     On each rank, a collective ends as long after the last arrival as it did, also if another rank arrives last in the
@@ -242,7 +242,7 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay 
         replay: The joined replay, whose ranks do not wait for each other yet.
         arrivals: Row in its times of each rank's arrival, ``UNKNOWN`` where a rank takes no part; shape (collectives,
             ranks).
-        late: Index of a rank that no other rank waits for; ``None`` for none.
+        late: Indices of ranks that no other rank waits for.
 
     Returns:
         The replay; ``None`` if links contradict the order of its times.
@@ -257,15 +257,17 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay 
     transfer_ns = take_or_unknown(time_ns, ends, 0) - arrived_ns.max(axis=1, initial=NO_TIME)[:, None]
     length_ns, takes_part = links.length_ns.copy(), own != UNKNOWN
     length_ns[own[takes_part]] = transfer_ns[takes_part]
-    # A link from the arrival of each rank that may be the last to the end on each other rank.
-    last = np.argsort(-arrived_ns, axis=1, kind="stable")[:, :_MOST_LAST]
+    # A link from the arrival of each rank that may be the last to the end on each other rank. Others that may be the
+    # last are left if several late ranks are not waited for.
+    most = _MOST_LAST + max(0, len(late) - 1)
+    last = np.argsort(-arrived_ns, axis=1, kind="stable")[:, :most]
     added = []
     for nth in range(last.shape[1]):
         by = last[:, nth]
         tail = arrivals[np.arange(len(arrivals)), by]
         for index in range(arrivals.shape[1]):
             rows = np.flatnonzero((tail != UNKNOWN) & takes_part[:, index] & (by != index))
-            rows = rows if late is None or index == late else rows[by[rows] != late]
+            rows = rows if index in late else rows[~np.isin(by[rows], [*late])]
             nothing = np.zeros(len(rows), np.int64)
             added.append(
                 Links(

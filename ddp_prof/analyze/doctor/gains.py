@@ -86,18 +86,21 @@ def _with_model_error(gain: Gain) -> Gain:
 
 
 def _without_straggler(run: RunEvidence) -> Gain:
-    """Return the gain without the lag of the straggler.
+    """Return the gain without the lag of the straggler, or of the ranks that are late together.
 
-    It is replayed or, where dependencies are not known, the mean over the steps in which the straggler arrives last of
-    what its lag costs there (``run.skew``).
+    It is replayed or, where dependencies are not known, the mean over the steps in which they arrive last of what their
+    lag costs there (``run.skew``).
     """
-    if run.skew.straggler is not None:
-        gain = run.what_if.without_lag(run.skew.straggler)
+    group, straggler = run.skew.group, run.skew.straggler
+    if late := group.ranks if group else () if straggler is None else (straggler,):
+        gain = run.what_if.without_lag(late)
         if gain.ns is not None:
             return gain
     if not run.knows_queues:
         return unknown_gain(NO_LAUNCH)
-    steps = [step for step in run.skew.steps if step.last is not None and step.last == run.skew.straggler]
+    if group and group.costs_ns is not None:
+        return gain_of_steps(group.costs_ns, is_mean=True)
+    steps = [step for step in run.skew.steps if step.last is not None and step.last == straggler]
     costs = [step.cost_ns for step in steps if step.cost_ns is not None]
     if not costs or len(costs) < len(steps):
         return unknown_gain(run.skew.reason or "what others expose is not known")

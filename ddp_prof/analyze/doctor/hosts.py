@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.straggler import LateGroup
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import bootstrap_interval
@@ -247,12 +248,15 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
-    """Find a rank for which the other ranks wait.
+    """Find a rank for which the other ranks wait, or several that are late together.
 
-    Found if a rank arrives last more often than chance explains, and the step would be shorter without its lag.
+    Found if a rank, or a group of ranks, arrives last more often than chance explains, and the step would be shorter
+    without its lag.
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
+    if run.skew.group:
+        return _late_group(run, run.skew.group)
     # Without a straggler: undecided if one rank is last in all steps, but these are too few, or if nothing marks steps.
     if run.skew.straggler is None:
         latest = None if run.skew.steps else run.skew.latest
@@ -277,6 +281,25 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
         f"{(late.lag_when_last_ns or 0) / 1e6:.2f} ms (median){costs}.",
         "Compare its input, clocks, power limit and placement with the other ranks'.",
         (late.name,),
+        (),
+        cost,
+    )
+
+
+def _late_group(run: RunEvidence, group: LateGroup) -> Finding | None:
+    """Return the finding of ranks that are late together; ``None`` if that costs the others nothing."""
+    names, cost = tuple(run.skew.ranks[index].name for index in group.ranks), group.cost_ns
+    if cost == 0:
+        return None
+    most = "" if run.knows_queues else "at most "
+    costs = "" if cost is None else f"; that costs another rank {most}{cost / 1e6:.2f} ms in such a step"
+    which = run.skew.names_of(group.ranks)
+    return Finding(
+        "straggler",
+        f"{which[:1].upper()}{which[1:]} arrive last together in {group.steps} of {len(run.skew.steps)} steps, by "
+        f"{group.lag_ns / 1e6:.2f} ms (median){costs}.",
+        "Compare their input, clocks, power limit and placement with the other ranks': they may have a node in common.",
+        names,
         (),
         cost,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from ddp_prof import load_runs
 from ddp_prof.analyze import doctor
 from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
+from ddp_prof.analyze.collectives.straggler import _late_together, _nearly_as_late
 from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.trace import UNKNOWN
@@ -24,8 +26,10 @@ RANKS, BUCKETS, STEPS, LATE = 4, 4, 6, 2
 FORWARD, BUCKET, TRANSFER, OPTIMIZER = 20, 10, 8, 4
 
 
-def job(late_ms: int, transfer_ms: int = TRANSFER, *, begins_late: bool = False) -> Capture:
-    """Rank 2 is late by so much in each step, in its forward, or because it begins the step so much later.
+def job(
+    late_ms: int, transfer_ms: int = TRANSFER, *, begins_late: bool = False, late_ranks: Collection[int] = (LATE,)
+) -> Capture:
+    """Each late rank is late by so much in each step, in its forward, or because it begins the step so much later.
 
     ms        0          20        30        40        50        60       68
     compute   ffffffffff b0        b1        b2        b3                 oo
@@ -34,7 +38,7 @@ def job(late_ms: int, transfer_ms: int = TRANSFER, *, begins_late: bool = False)
     capture = Capture(threads={(100 + rank, 131): "pt_autograd_0" for rank in range(RANKS)})
     length = FORWARD + BUCKETS * max(BUCKET, transfer_ms) + BUCKET + transfer_ms + OPTIMIZER + late_ms + 1
     for rank in range(RANKS):
-        process, late = 100 + rank, late_ms if rank == LATE else 0
+        process, late = 100 + rank, late_ms if rank in late_ranks else 0
         whole = f"process|rank={rank}|world={RANKS}|variant=bucketed|backend=nccl|device=cuda"
         capture.ranges.append(Range(whole, 0, STEPS * length * MS, process, process, "ddp_prof"))
 
@@ -77,6 +81,43 @@ def told(capture: Capture, tmp_path: Path) -> tuple[str, float | None, str, floa
         root_cause_headline(run.root_cause()).text,
         None if cost is None else cost / MS,
     )
+
+
+def test_ranks_of_a_late_node_cost_what_is_gained_without_the_lag_of_all(tmp_path: Path) -> None:
+    """Without the lag of one of them nothing is gained: 'compute hides all of the others' waiting' was said."""
+    said, cost, _, _ = told(job(16, late_ranks=(1, 2)), tmp_path)
+    alone, cost_alone, _, _ = told(job(16), tmp_path)
+    assert said.startswith("Ranks 1-2 arrive last together in 6 of 6 steps, by 16.0 ms (median); such a step would")
+    assert alone.startswith("Rank 2 arrives last in 6 of 6 steps, by 16.0 ms (median); such a step would be")
+    assert cost == cost_alone == 16
+    (run,) = load_runs(write_capture(tmp_path / "node.sqlite", job(16, late_ranks=(1, 2))))
+    (finding,) = [one for one in run.doctor().findings if one.rule == "straggler"]
+    assert finding.ranks == ("rank 1", "rank 2")
+    assert finding.evidence.startswith("Ranks 1-2 arrive last together in 6 of 6 steps, by 16.00 ms (median); that")
+
+
+def late_in_steps(*of_steps: Collection[int], ranks: int = 8) -> Any:
+    return np.array([[rank in of_step for rank in range(ranks)] for of_step in of_steps])
+
+
+def test_ranks_are_late_together_only_beyond_chance() -> None:
+    node = late_in_steps(*[range(4, 8)] * 4)
+    assert _late_together(node) == (4, 5, 6, 7)
+    assert _late_together(node[:1]) == (), "one step shows no habit"
+    assert _late_together(late_in_steps(*[(3,)] * 9)) == (), "one rank is no group"
+    assert _late_together(late_in_steps(*[range(5)] * 9)) == (), "lags are told from the median: most are no group"
+    assert _late_together(late_in_steps((0, 1), (2, 3), (4, 5), (6, 7), (1, 2), (3, 4))) == ()
+    assert _late_together(late_in_steps(*[()] * 9)) == ()
+    partly = late_in_steps((4, 5), (4, 5, 6), (5,), (4, 5), (4, 5), ())
+    assert _late_together(partly) == (4, 5), "who is late with them now and then does not belong to them"
+
+
+def test_who_is_late_because_it_waited_is_not_late_together_with_whom_it_waited_for() -> None:
+    # Rank 0 is early; rank 1 is last; rank 2 waits for it, and is then late for others; ranks 3 and 4 are late, too.
+    lags = np.array([[0.0, 100.0, np.nan, 85.0, 70.0], [0.0, 90.0, 95.0, 99.0, np.nan]])
+    waits = np.array([[100, 0, 90, 15, 30], [100, 0, 0, 0, 0]])
+    arrivals = np.array([[0, 100, 10, 85, 70], [200, 290, 295, 299, 0]])
+    assert _nearly_as_late(lags, arrivals, waits, 100).tolist() == [False, True, False, True, False]
 
 
 def test_a_lag_costs_itself_in_skew_doctor_and_cause(tmp_path: Path) -> None:
