@@ -36,7 +36,8 @@ def skew_headline(skew: RunSkew) -> Headline:
             if len(names) == 1
             else f"{len(names)} ranks are last most often, each in"
         )
-        return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
+        detail = f"{which} {most} of {steps} steps.{_in_turns_text(skew)}"
+        return Headline("No rank is last more often than chance explains", detail, "; ")
     # One rank is last more often than chance explains.
     last = skew.ranks[skew.straggler]
     detail = "what that costs is not known."
@@ -61,6 +62,15 @@ def _group_headline(skew: RunSkew, group: LateGroup) -> Headline:
             f"such a step would be up to {milliseconds(group.cost_ns)} shorter without their lag (mean of these steps)."
         )
     return Headline(claim, detail, "; ")
+
+
+def _in_turns_text(skew: RunSkew) -> str:
+    """Say, after a space, what it costs that ranks are late in turns; empty if that is nothing, or not known."""
+    costs = [step.cost_ns for step in skew.steps if step.cost_ns is not None]
+    if len(costs) < len(skew.steps) or not any(costs):
+        return ""
+    mean = milliseconds(round(sum(costs) / len(costs)))
+    return f" Without the lag of its last rank, a step would be up to {mean} shorter (mean of all steps)."
 
 
 def late_text(skew: RunSkew) -> str:
