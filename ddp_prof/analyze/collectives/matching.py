@@ -2,8 +2,9 @@
 
 All ranks issue the collectives of a communicator in the same order (otherwise they would hang). So the n-th collective
 of a kind in a step of one communicator is the same on all its ranks. If the profiler recorded the sequence number
-within the communicator, that number is used instead. Collectives are left unmatched if their sizes differ, or if their
-number in the step differs. Sends, receives and copies between devices are not collectives and have no match.
+within the communicator, that number is used instead. Collectives are left unmatched if their number in the step
+differs, or if their sizes differ, except for all-to-alls, in which ranks may send and receive unequal parts. Sends,
+receives and copies between devices are not collectives and have no match.
 
 If communicators have no names, the common order of their collectives is not known: each rank may launch those of
 different communicators in another order. But each communicator uses streams of its own. So the n-th collective of a
@@ -49,6 +50,9 @@ NEEDS_ALL = {OPERATIONS.index(name) for name in _NEED_ALL}
 """Operations that cannot end on any rank before all ranks have begun."""
 _OF_ONE_SIZE = {OPERATIONS.index(name) for name in ("all_reduce", "broadcast", "reduce")}
 """Operations with the same size on each rank."""
+
+_OF_UNEQUAL_SIZES = OPERATIONS.index("all_to_all")
+"""The operation in which each rank may have a size of its own, as tokens are sent to experts."""
 
 Streams = Mapping[int, int]
 """Maps a rank's streams to those of the reference rank."""
@@ -242,7 +246,8 @@ def _do_parts_agree(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
     matches, present = Matches(rows, 0), rows != UNKNOWN
     operation, size, bucket = (matches.column(ranks, name, UNKNOWN) for name in ("operation", "bytes", "bucket"))
     agree = np.ones(len(rows), np.bool_)
-    for values, counts in ((operation, present), (size, size != UNKNOWN), (bucket, bucket != UNKNOWN)):
+    is_sized = (size != UNKNOWN) & (operation != _OF_UNEQUAL_SIZES)
+    for values, counts in ((operation, present), (size, is_sized), (bucket, bucket != UNKNOWN)):
         least = values.min(axis=1, where=counts, initial=_LATEST)
         agree &= values.max(axis=1, where=counts, initial=UNKNOWN) <= least
     return agree

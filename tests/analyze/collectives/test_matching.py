@@ -191,6 +191,33 @@ def test_numbers_of_sends_do_not_unmake_those_of_collectives(tmp_path: Path) -> 
     assert (len(matches), matches.unmatched) == (1, 1)
 
 
+@pytest.mark.parametrize(("name", "matched"), [("all_to_allv", 2), ("allreduce", 0)])
+def test_ranks_may_send_unequal_parts_in_an_all_to_all(tmp_path: Path, name: str, matched: int) -> None:
+    """As tokens to experts: it was unmatched, so nobody was late whose expert computed three times as long."""
+    traces = []
+    for rank, (elements, start) in enumerate(((100, 10), (300, 14))):
+        noted = {"Collective name": name, "Process Group Name": "1", "Group size": 2, "dtype": "Float"}
+        noted |= {"In msg nelems": elements, "Out msg nelems": elements}
+        events = [
+            event(
+                "kernel",
+                "ncclDevKernel_SendRecv",
+                f"{start + at}",
+                f"{20 - start}",
+                stream=9,
+                device=0,
+                Seq=at,
+                **noted,
+            )
+            for at in (0, 20)
+        ]
+        path = write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+        traces.append(load_trace(path))
+    run = analysis_of(*traces)
+    assert (len(run.matches), run.matches.unmatched) == (matched, 4 - 2 * matched)
+    assert [wait.tolist() for wait in run.waits_ns] == ([[4_000] * 2, [0] * 2] if matched else [[-1] * 2] * 2)
+
+
 @pytest.mark.parametrize(
     ("groups", "operation", "warns"),
     [((0, 0, 1, 1), "AllGather", True), ((0, 0, 0, 0), "AllGather", False), ((0, 0, 1, 1), "Broadcast", False)],
