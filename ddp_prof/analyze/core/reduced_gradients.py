@@ -18,7 +18,8 @@ from ddp_prof.communication import OPERATIONS, REDUCTIONS
 from ddp_prof.table import UNKNOWN, Mask, begins_run, positions
 from ddp_prof.trace import Category, Trace
 
-_REDUCTIONS = [OPERATIONS.index(name) for name in REDUCTIONS]
+_REDUCTIONS = [UNKNOWN, *(OPERATIONS.index(name) for name in REDUCTIONS)]
+"""A kernel whose name tells no operation, as those of RCCL and of NCCL's generic kernel, may reduce."""
 
 
 def need_reduced_gradients(trace: Trace, dependencies: Dependencies, events: Events, of_backward: Mask) -> Mask:

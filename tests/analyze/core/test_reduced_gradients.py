@@ -14,10 +14,12 @@ HOOK = 25
 """The stream of a hook; backward computes on stream 7, and NCCL's is 20."""
 
 
-def reducing(buckets: int, stream: int, *, steps: int = 1, again: bool = False, late: bool = False) -> Trace:
+def reducing(
+    buckets: int, stream: int, *, steps: int = 1, again: bool = False, late: bool = False, kernel: str = ""
+) -> Trace:
     """Backward of two buckets, of which each is converted on a stream once it is reduced; ``again``: and reduced again.
 
-    With ``late``, backward computes on after the last bucket.
+    With ``late``, backward computes on after the last bucket. ``kernel`` is the name of the reductions.
     """
     device = Device()
     for step in range(steps):
@@ -30,7 +32,7 @@ def reducing(buckets: int, stream: int, *, steps: int = 1, again: bool = False, 
                     for source in (7, stream)[: 1 + again]:
                         device.record(1, source, 1)
                         device.wait(1, 20, 1)
-                        device.launch(US, 20, 3 * MS // 4, is_collective=True)
+                        device.launch(US, 20, 3 * MS // 4, is_collective=True, name=kernel)
                         device.record(1, 20, 2)
                         device.wait(1, stream, 2)
                         device.launch(US, stream, 10 * US, is_collective=False, name="convert")
@@ -58,6 +60,7 @@ def test_what_converts_the_last_bucket_does_not_end_backward() -> None:
     """The tail of the fp16 hook was 0, its large last bucket was not found, and it was said that no compute ran."""
     name, row = backward_end_of(reducing(2, HOOK))
     assert (name, row) == ("gemm", 4), "forward, backward, reduction, conversion, backward"
+    assert backward_end_of(reducing(2, HOOK, kernel="ncclDevKernel_Generic_1(x)")) == (name, row), "as RCCL's"
     cause = find_root_cause(results_of(with_sizes(reducing(4, HOOK, steps=6), [24 * MIB])))
     assert cause is not None
     assert (cause.when, cause.pair_ns, cause.smaller_bucket_mb) == ("tail", 3 * MS // 4, 12)
