@@ -55,6 +55,7 @@ from ddp_prof.analyze.why_unknown import (
     has_no_usable_events,
     hides_graphs,
     hides_work,
+    loses_launches,
     why_unknown,
 )
 from ddp_prof.columns import (
@@ -70,13 +71,10 @@ from ddp_prof.columns import (
     result_columns,
 )
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace, take_or_unknown
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 LEAST_IN_STEPS = 0.95
 """Smallest fraction of the ranks' communication that must belong to steps; if less does, a note says so."""
-
-MOST_LOST = 0.2
-"""Largest fraction of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
 
 
 @dataclass(frozen=True)
@@ -499,7 +497,7 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     """
     of_rank, of_steps = Hidden.NOTHING, Hidden.COPIES if rank.lacks_copies else Hidden.NOTHING
     is_blind = has_no_usable_events(rank)
-    if is_blind or _lost_ns(rank) > MOST_LOST * comm_ns:
+    if is_blind or loses_launches(rank):
         of_steps |= Hidden.LAUNCHES
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
@@ -522,15 +520,6 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
         # While a kernel without a name runs, it is not known what the device does.
         return of_rank, of_steps | Hidden.NAMES
     return of_rank, of_steps
-
-
-def _lost_ns(rank: RankEvents) -> int:
-    """Return how long (ns) communication without a recorded launch ran during steps."""
-    events = rank.events
-    is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
-    is_lost &= take_or_unknown(rank.trace.launching_calls, events.activity) == UNKNOWN
-    lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
-    return lost.length_ns
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:

@@ -10,8 +10,9 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import BARRIER, operation_of
-from ddp_prof.table import is_in
+from ddp_prof.table import NO_TIME, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Trace, distinct
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
@@ -55,6 +56,11 @@ INCOMPLETE_COMMUNICATES = "only steps that were not recorded completely communic
 LOST_MAY_COMMUNICATE = "nothing that communicates was recorded, but work of the steps that were left out was lost"
 
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
+
+LOST_LAUNCHES = "launches of communication in steps were not recorded"
+
+MOST_LOST = 0.2
+"""Largest fraction of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
 
 MOST_UNNAMED = 0.01
 """Largest fraction of kernels without a name, by number or by time, with which figures are still reported."""
@@ -202,6 +208,15 @@ def hides_work(rank: RankEvents) -> bool:
 def hides_graphs(rank: RankEvents) -> bool:
     """Return whether the rank ran CUDA graphs that were recorded as a whole: what they computed is then not known."""
     return bool(np.any(rank.events.category == Category.OTHER))
+
+
+def loses_launches(rank: RankEvents) -> bool:
+    """Return whether so much communication without a recorded launch ran during steps that steps get no figures."""
+    events = rank.events
+    is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
+    is_lost &= take_or_unknown(rank.trace.launching_calls, events.activity) == UNKNOWN
+    lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
+    return lost.length_ns > MOST_LOST * rank.union_of(Category.COMMUNICATION).length_ns
 
 
 def has_no_usable_events(rank: RankEvents) -> bool:

@@ -120,7 +120,7 @@ def _main_cause(run: Run) -> Headline:
     from ddp_prof.present.cause_headlines import root_cause_headline
 
     collectives = run.collectives()
-    return root_cause_headline(run.root_cause(), collectives.reason, collectives.blocking)
+    return root_cause_headline(run.root_cause(), collectives.why_no_cause, collectives.blocking)
 
 
 @click.command(

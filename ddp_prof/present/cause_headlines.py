@@ -17,7 +17,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     UNKNOWN_WHY,
 )
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
-from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.present.headlines import WORTH_ADVICE, Headline
 from ddp_prof.present.text import collective_name, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
@@ -43,11 +43,13 @@ def root_cause_headline(
 
     Args:
         cause: The main cause of exposed time; ``None`` if nothing is exposed.
-        reason: Why exposed time is not known; ``None`` if it is.
+        reason: Why exposed time, or its cause, is not known; ``None`` if it is.
         blocking: How long work stood still for communication; ``None`` if that is not known.
     """
     if reason == NO_COMMUNICATION:
         return Headline("Nothing in this trace is known to communicate")
+    if reason == LOST_LAUNCHES:
+        return Headline(f"What exposes communication is not known: {reason}")
     if reason:
         return Headline(f"Whether communication is exposed is not known: {reason}")
     if blocking and not blocking.total_ns:

@@ -10,7 +10,7 @@ from ddp_prof.analyze.collectives.results import BESIDE
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
-from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.present.text import count_noun, milliseconds, percent
 from ddp_prof.variants import BASELINE
 
@@ -167,7 +167,7 @@ def _gain_text(summary: VariantSummary) -> str:
         if not step_ns:
             why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
         elif exposed_ns is None:
-            why = "no step is known to have launched it"
+            why = LOST_LAUNCHES if summary.collectives else "no step is known to have launched it"
         return f"{_hidden_text(summary)}; what the rest costs per step is not known, because {why}."
     exposed = _exposed_text(summary, step_ns, exposed_ns)
     of_step = "such a step" if communicating_steps_text(summary) else "a typical step"

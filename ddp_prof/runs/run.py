@@ -620,7 +620,7 @@ def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: R
     if idle := idle_headline(summary):
         return f"{label}: {idle} {gain_headline(summary)}"
     collectives = explained.collectives
-    cause = cause_headline(explained.root_cause, collectives.reason, collectives.blocking)
+    cause = cause_headline(explained.root_cause, collectives.why_no_cause, collectives.blocking)
     return f"{label}: {gain_headline(summary)}" + ("" if summary.reason else f" Cause: {cause}")
 
 

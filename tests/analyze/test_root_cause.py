@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given
 
+from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
+from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
 from ddp_prof.present.cause_headlines import root_cause_headline
+from ddp_prof.present.headlines import gain_headline
 from ddp_prof.trace import Trace
+from tests.analyze.doctor.test_gpu_rules import diagnose
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace
 from tests.examples import examples
@@ -39,6 +44,30 @@ def test_one_stalled_step_does_not_decide() -> None:
     cause = cause_of(trace)
     assert (cause.when, cause.exposed_ns, cause.pair_ns) == ("backward", 2, 2)
     assert (cause.total_exposed_ns, cause.steps) == (14, 3)
+
+
+def test_where_launches_of_communication_are_lost_it_is_not_known_what_exposes_it() -> None:
+    """Of the second step's two collectives one was told as its only one, and hiding it to gain no more than that one.
+
+    Beside that stood that no step is known to have launched any.
+    """
+    trace = draw_trace(
+        ranges={"step 0": "##########..........", "step 1": "..........##########"},
+        launches={"main": "aB........cD........"},
+        streams={7: ".aa........cc.......", 20: "...BBB.......DD.EEE."},
+    )
+    found = results_of(trace)
+    assert found.reason is None
+    assert found.why_no_cause == LOST_LAUNCHES
+    (run,) = compare_variants([measure_overlap(trace)])
+    assert gain_headline(run) == (
+        "0 % of communication is hidden; what the rest costs per step is not known, because launches of communication "
+        "in steps were not recorded."
+    )
+    headline = root_cause_headline(find_root_cause(found), found.why_no_cause, found.blocking).text
+    assert headline == "What exposes communication is not known: launches of communication in steps were not recorded."
+    told = {one.rule: one.reason for one in diagnose(trace).abstained}
+    assert told["large last bucket"] == told["launch-bound host"] == LOST_LAUNCHES
 
 
 def test_the_figure_of_a_step_shows_the_step_that_the_headline_is_about() -> None:

@@ -21,7 +21,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.typical import typical_step_of
-from ddp_prof.analyze.why_unknown import reason_of_run
+from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, reason_of_run
 from ddp_prof.columns import frame_names, frame_row
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
 
@@ -87,6 +87,12 @@ class RunCollectives(FrameResult):
     def collectives(self) -> tuple[Collective, ...]:
         """All collectives, ordered by rank, step and launch."""
         return tuple(one for index in range(len(self.run.ranks)) for one in collectives_of_rank(self.run, index))
+
+    @property
+    def why_no_cause(self) -> str | None:
+        """Why it is not known what exposes most of the time of a typical step; ``None`` if it is."""
+        loses = self.exposed_by_step and any(rank.loses_launches for rank in self.run.ranks)
+        return self.reason or (LOST_LAUNCHES if loses else None)
 
     @cached_property
     def exposed_by_step(self) -> dict[int, int]:

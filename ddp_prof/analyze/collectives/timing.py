@@ -42,7 +42,7 @@ from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_d
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.result_bases import RankResult
-from ddp_prof.analyze.why_unknown import why_unknown, why_unknown_work
+from ddp_prof.analyze.why_unknown import loses_launches, why_unknown, why_unknown_work
 from ddp_prof.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -176,6 +176,7 @@ class RankCollectives(RankResult):
         compute: Compute of the rank, at least all that overlaps its collectives.
         pauses: When its collectives paused.
         reason: Why its overlapped communication is not known; ``None`` if it is.
+        loses_launches: Whether so many launches of its communication are lost that its steps get no figures.
         unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
     """
 
@@ -198,6 +199,7 @@ class RankCollectives(RankResult):
     qualifier: str = ""
     of_several: bool = False
     reason: str | None = None
+    loses_launches: bool = False
     unknown_work: str | None = None
     consumers: tuple[str, ...] = ()
     host_waits: int = 0
@@ -298,6 +300,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         has_subgroups=trace.has_subgroups,
         pauses=find_pauses(rank.events, rank.operation_parts),
         reason=why_unknown(rank),
+        loses_launches=loses_launches(rank),
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
         clocks_disagree=rank.clocks_disagree,

@@ -12,6 +12,7 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, are_m
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
+from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
 from ddp_prof.communication import OPERATIONS, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
@@ -421,12 +422,14 @@ def wait_in_backward(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def last_bucket(run: RunEvidence) -> Finding | None:
+def last_bucket(run: RunEvidence) -> Finding | Abstained | None:
     """Find a last bucket that is so large that a smaller bucket would leave less communication after backward.
 
     Found if the tail of the last bucket is the main cause of exposed time in the typical step, and something waits for
     it. (The tail is exposed communication after the last compute of backward.)
     """
+    if run.collectives.why_no_cause == LOST_LAUNCHES:
+        return Abstained("large last bucket", LOST_LAUNCHES)
     cause, blocking = run.cause, run.collectives.blocking
     if cause is None or (advice := cause.smaller_bucket_advice) is None:
         return None

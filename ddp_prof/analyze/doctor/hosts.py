@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.straggler import LateGroup
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import bootstrap_interval
-from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.communication import OPERATIONS
 from ddp_prof.table import NO_TIME, count_before, distinct_rows
 
@@ -158,6 +158,8 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     if run.is_cpu:
         return _launch_bound_on_host(run)
     if run.critical.reason:
+        if any(rank.loses_launches for rank in run.analysis.ranks):  # what a device waited for, too
+            return Abstained("launch-bound host", LOST_LAUNCHES)
         return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
     unfed = {rank.name: median_or_zero(one.unfed_ns) for rank, one in zip(run.analysis.ranks, run.facts, strict=True)}

@@ -98,7 +98,7 @@ class ReportRun:
     def cause(self) -> Headline:
         """What communication costs, and its main cause."""
         collectives = self.explanation.collectives
-        return root_cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
+        return root_cause_headline(self.explanation.root_cause, collectives.why_no_cause, collectives.blocking)
 
 
 MOST_PICTURES = 20

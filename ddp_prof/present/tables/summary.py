@@ -80,7 +80,7 @@ class SummarizedRun:
     def cause(self) -> str:
         """The main cause of exposed time."""
         collectives = self.explanation.collectives
-        return cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
+        return cause_headline(self.explanation.root_cause, collectives.why_no_cause, collectives.blocking)
 
     @property
     def idle(self) -> str | None:
@@ -213,7 +213,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     the device is idle for longer than communication is exposed, the cause of exposed time is left to the notes.
     """
     summary, result, collectives = run.summary, run.result, run.explanation.collectives
-    cause, of_cause = cause_in_short(run.explanation.root_cause, collectives.reason, collectives.blocking)
+    cause, of_cause = cause_in_short(run.explanation.root_cause, collectives.why_no_cause, collectives.blocking)
     findings = run.diagnosis.findings
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
