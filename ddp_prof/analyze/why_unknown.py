@@ -27,7 +27,7 @@ UNNAMED_BACKWARD = "no range names a backward pass, so what one computed is not 
 
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
-EMPTY = "this capture is empty"
+EMPTY = "this trace holds no rank"
 
 NO_NCCL_KERNEL = "no NCCL kernel was recorded, although ranges name collectives"
 

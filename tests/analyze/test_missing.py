@@ -60,6 +60,7 @@ CAPTURES = {
     "an empty profile": (kineto(), EMPTY),
     "two empty profiles": (kineto(ranks=2), EMPTY),
     "a profile of a range": (kineto(STEP), NO_GPU),
+    "a profile of operators": (kineto(STEP | {"cat": "cpu_op", "name": "aten::mm"}), NO_GPU),
     "a profile of ranges of NCCL alone": (kineto(STEP, named("nccl:all_reduce")), NO_GPU),
     **{f"a profile without the kernel of {name}": (
         kineto(STEP, named(name), GEMM), f"no NCCL kernel was recorded, although '{name}' names a collective: ")
@@ -76,6 +77,7 @@ def test_it_is_the_first_that_is_said(name: str, tmp_path: Path) -> None:
     assert " ".join(lines[0].split()[1:]).startswith(told)
     text = " ".join(lines)
     assert "works alone" not in text, "that nobody communicates is not known"
+    assert ("capture is empty" in text) == (told is EMPTY), "what holds operators was said to be empty in a second line"
     assert "is not known: " in next(line for line in lines if line.startswith("gain"))
     notes = [line for line in run("overlap", *paths).stdout.splitlines() if line.startswith("note: ")]
     assert notes[0].startswith(f"note: missing: {told}")
