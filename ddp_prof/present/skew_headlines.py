@@ -46,7 +46,7 @@ def skew_headline(skew: RunSkew) -> Headline:
     elif last.cost_when_last_ns is not None:
         costs = milliseconds(last.cost_when_last_ns)
         detail = f"such a step would be up to {costs} shorter without its lag (mean of these steps)."
-    return Headline(_arrives_last(last, steps), f"{detail}{_older_text(last)}", "; ")
+    return Headline(_arrives_last(last, steps), f"{detail}{_older_text(last)}{_doubt_text(skew, 'It')}", "; ")
 
 
 def _group_headline(skew: RunSkew, group: LateGroup) -> Headline:
@@ -61,7 +61,12 @@ def _group_headline(skew: RunSkew, group: LateGroup) -> Headline:
         detail = (
             f"such a step would be up to {milliseconds(group.cost_ns)} shorter without their lag (mean of these steps)."
         )
-    return Headline(claim, detail, "; ")
+    return Headline(claim, f"{detail}{_doubt_text(skew, 'They')}", "; ")
+
+
+def _doubt_text(skew: RunSkew, who: str) -> str:
+    """Say, after a space, why those that arrive last may not be the cause; empty if nothing says so."""
+    return f" {who} {skew.doubt}." if skew.doubt else ""
 
 
 def _in_turns_text(skew: RunSkew) -> str:

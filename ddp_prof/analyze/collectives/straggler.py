@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from ddp_prof.analyze.collectives.lateness import find_queue, measure_lateness
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
+from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.analyze.result_bases import (
     DataFrame,
     FrameResult,
@@ -43,6 +44,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.why_unknown import why_no_steps
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column, derived
+from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.manifest import format_ranges
 from ddp_prof.table import begins_run
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
@@ -55,6 +57,12 @@ CHANCE = 0.05
 
 _ALIKE_LAGS = 0.1
 """Largest part of a lag by which another one may be smaller and still be alike."""
+
+MAY_HAVE_RECEIVED_LATE = "may have waited for other ranks in sends and receives, which are not matched"
+"""A doubt: the first stage of a pipeline ends its step last, whichever stage is slow."""
+
+_EXPLAINS = 0.5
+"""Smallest part of a lag that the rank's sends and receives last if they may be its cause."""
 
 _NEARLY = 0.8
 """Smallest part of the largest lag of a step with which another rank is late together with its rank."""
@@ -270,6 +278,7 @@ class RunSkew(FrameResult):
         straggler: Index of the rank that is last in more steps than chance explains; ``None`` if there is none.
         reason: Why lags are not known; ``None`` if they are.
         group: The ranks that are late together in more steps than chance explains; ``None`` if there are none.
+        doubt: Why the straggler, or the group, may not be the cause of its lag; ``None`` if nothing says so.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -280,6 +289,7 @@ class RunSkew(FrameResult):
     warnings: tuple[str, ...]
     has_steps: bool = True
     group: LateGroup | None = None
+    doubt: str | None = None
 
     def to_frame(self) -> DataFrame:
         """Return a table with one row per rank."""
@@ -290,7 +300,8 @@ class RunSkew(FrameResult):
         named = [self.ranks[index] for index in ranks]
         if any(rank.name != f"rank {rank.rank}" for rank in named):
             return ", ".join(rank.name for rank in named)
-        return f"ranks {format_ranges(sorted(rank.rank for rank in named if rank.rank is not None))}"
+        plural = "s" if len(named) > 1 else ""
+        return f"rank{plural} {format_ranges(sorted(rank.rank for rank in named if rank.rank is not None))}"
 
     @property
     def latest(self) -> RankSkew | None:
@@ -330,15 +341,21 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         for index, rank in enumerate(run.ranks)
     ]
     ranks = tuple(RankSkew(**measure_fields(RankSkew, of_rank)) for of_rank in arrivals)
+    straggler, group = (
+        _straggler([rank.last_steps for rank in ranks]),
+        _measure_group(run, compared, waits_ns is not None),
+    )
+    late = group.ranks if group else () if straggler is None else (straggler,)
     return RunSkew(
         ranks=ranks,
         steps=steps,
-        straggler=_straggler([rank.last_steps for rank in ranks]),
+        straggler=straggler,
         alignment=run.alignment,
         reason=_why_unknown(run),
         warnings=(*run.warnings, *notes),
         has_steps=run.has_steps,
-        group=_measure_group(run, compared, waits_ns is not None),
+        group=group,
+        doubt=MAY_HAVE_RECEIVED_LATE if any(_may_have_received_late(run, compared, index) for index in late) else None,
     )
 
 
@@ -726,6 +743,22 @@ def _late_together(late: Mask) -> tuple[int, ...]:
     if chance >= 1 or math.comb(ranks, number) * _binomial_tail(times, len(several), chance) >= CHANCE:
         return ()
     return tuple(group.tolist())
+
+
+def _may_have_received_late(run: RunAnalysis, compared: _Comparison, rank: int) -> bool:
+    """Return whether a rank's sends and receives take long enough to explain its lag in most steps in which it is late.
+
+    They are not matched, so it is not known how long the rank waited in them, and for whom.
+    """
+    own = run.ranks[rank]
+    between = own.timings.operation == OPERATIONS.index(POINT_TO_POINT)
+    late = np.flatnonzero(compared.among_late[:, rank])
+    start_ns, end_ns, key = union_by_group(
+        own.timings.start_ns[between], own.timings.end_ns[between], own.keys[between]
+    )
+    of_steps_ns = [int((end_ns - start_ns)[key == compared.keys[step]].sum()) for step in late.tolist()]
+    explains = np.array(of_steps_ns) >= _EXPLAINS * compared.lags_ns[late, rank]
+    return 2 * int(explains.sum()) > len(late)
 
 
 def _binomial_tail(times: int, trials: int, chance: float) -> float:

@@ -257,6 +257,9 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
+    if run.skew.doubt:
+        blamed = run.skew.group.ranks if run.skew.group else (run.skew.straggler or 0,)
+        return Abstained("straggler", f"who arrives last ({run.skew.names_of(blamed)}) {run.skew.doubt}")
     if run.skew.group:
         return _late_group(run, run.skew.group)
     # Without a straggler: undecided if one rank is last in all steps, but these are too few, or if nothing marks steps.

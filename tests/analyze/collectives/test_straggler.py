@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddp_prof import load_runs
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, align_clocks
@@ -24,6 +25,7 @@ from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.charts.collectives import draw_skew
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.tables.skew import skew_view
+from ddp_prof.runs.report import LoadOptions
 from ddp_prof.trace import Trace
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
@@ -564,3 +566,34 @@ def test_without_steps_the_table_has_none_and_of_one_rank_nothing_is_counted() -
     assert not any("step" in note.partition(":")[2] for note in view.notes if note.startswith(("lag", "exposed wait")))
     alone = skew_view(run := run_of(ranks[0]), measure_skew(run))
     assert "steps" not in alone.title.partition("\n")[0]
+
+
+@pytest.mark.parametrize(("receives_us", "is_doubtful"), [(300, True), (100, False)])
+def test_who_may_have_received_late_is_no_culprit(tmp_path: Path, receives_us: int, is_doubtful: bool) -> None:
+    """The first stage of a pipeline ends its step last, whichever stage is slow: its input and clocks were blamed."""
+    files = []
+    for rank in range(2):
+        events = []
+        for step in range(8):
+            begin, start = 1000 * step, 1000 * step + 300 + 500 * rank
+            events.append(event("user_annotation", f"ProfilerStep#{step}", str(begin), "990"))
+            noted = {"Process Group Name": "0", "Group size": 2, "device": 0}
+            received = {"Collective name": "recv", "correlation": 2 * step + 1, "stream": 8}
+            reduced = {"Collective name": "allreduce", "correlation": 2 * step + 2, "stream": 9, "Seq": step}
+            kernels = [("AllReduce_Sum", start, begin + 850, reduced)]
+            if rank == 1:
+                kernels.append(("SendRecv", start - receives_us, start, received))
+            for name, at, end, about in kernels:
+                call = event("cuda_runtime", "cudaLaunchKernel", str(begin + 5), "1", correlation=about["correlation"])
+                ran = event("kernel", f"ncclDevKernel_{name}", str(at), str(end - at), **noted, **about)
+                events += [call, ran]
+        info = {"rank": rank, "world_size": 2}
+        files.append(write(tmp_path / f"rank{rank}.json", events, distributedInfo=info))
+    (run,) = load_runs(files, LoadOptions(one_run=True))
+    said = skew_headline(run.skew()).text
+    assert said.startswith("Rank 1 arrives last in 8 of 8 steps, by 0.50 ms")
+    doubt = "may have waited for other ranks in sends and receives, which are not matched"
+    assert (doubt in said) == is_doubtful
+    assert any(one.rule == "straggler" for one in run.doctor().findings) != is_doubtful
+    reasons = [one.reason for one in run.doctor().abstained if one.rule == "straggler"]
+    assert reasons == ([f"who arrives last (rank 1) {doubt}"] if is_doubtful else [])
