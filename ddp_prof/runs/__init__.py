@@ -15,7 +15,7 @@ from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import distinct_ends, manifest_path
 from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions
-from ddp_prof.runs.run import MOST_FILES_OF_KERNELS, Run, prepare_runs
+from ddp_prof.runs.run import MOST_FILES_OF_KERNELS, Communication, Run, prepare_runs
 from ddp_prof.runs.workers import Workers
 
 _NAMED_RANK = re.compile(
@@ -287,7 +287,9 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
 
     They fit if no rank occurs twice and all ranks have as many collectives of each operation. Where they were recorded
     at one time, or ``names_tell`` that they belong together, it is enough that they have as many in most steps that
-    both recorded: one of them may have lost some. ``why`` is the reason to join them, which becomes a note.
+    both recorded: one of them may have lost some. There it is also enough that they have as many in each communicator
+    that they share: stages of a pipeline have communicators of their own. ``why`` is the reason to join them, which
+    becomes a note.
     """
     of_ranks = [run.identities() for run in runs]
     numbers = [rank for run in of_ranks for rank, *_ in run if rank is not None]
@@ -297,14 +299,13 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
     known = [times_ns for times_ns in times if times_ns]
     are_at_once = len(known) == len(times) > 0 and max(known)[0] <= min(end for _, end in known)
     counts = [[of_rank for _, _, of_rank, _ in run] for run in of_ranks]
-    if not all(
+    belongs = names_tell or are_at_once
+    are_alike = all(
         len(own) == len(counts[0])
-        and all(
-            _communicate_alike(*pair, in_most_steps=names_tell or are_at_once)
-            for pair in zip(own, counts[0], strict=True)
-        )
+        and all(_communicate_alike(*pair, in_most_steps=belongs) for pair in zip(own, counts[0], strict=True))
         for own in counts
-    ):
+    )
+    if not are_alike and not (belongs and _meet_in_communicators([of_rank for own in counts for of_rank in own])):
         _keep_apart(runs, why, "they differ in their collectives; --one-run joins them")
         return {}
     note = f"{len(runs)} files are read as ranks of one run, because {why}; --separate keeps them apart"
@@ -318,24 +319,53 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
     return dict.fromkeys(runs, whole)
 
 
-def _communicate_alike(own: Counter[tuple[int, int]], other: Counter[tuple[int, int]], *, in_most_steps: bool) -> bool:
+def _meet_in_communicators(ranks: Sequence[Communication]) -> bool:
+    """Return whether ranks communicate alike in each communicator that they share, and these link all ranks.
+
+    Sends and receives do not count: each rank has its own number of them. All communicators must have names. The ranks
+    are told as by :meth:`.Run.identities`.
+    """
+    from ddp_prof.communication import OPERATIONS, PEER_COPY, POINT_TO_POINT
+
+    between = {OPERATIONS.index(POINT_TO_POINT), OPERATIONS.index(PEER_COPY)}
+    of_groups: dict[str | None, dict[int, Communication]] = {}
+    for index, counts in enumerate(ranks):
+        for key, number in counts.items():
+            if key[2] not in between:
+                of_groups.setdefault(key[0], {}).setdefault(index, Counter())[key] = number
+    linked, left = {0}, [*of_groups.values()]
+    while meeting := [of_group for of_group in left if not linked.isdisjoint(of_group)]:
+        linked.update(*meeting)
+        left = [of_group for of_group in left if not linked.issuperset(of_group)]
+    return (
+        None not in of_groups
+        and len(linked) == len(ranks)
+        and all(
+            _communicate_alike(own, next(iter(of_group.values())), in_most_steps=True)
+            for of_group in of_groups.values()
+            for own in of_group.values()
+        )
+    )
+
+
+def _communicate_alike(own: Communication, other: Communication, *, in_most_steps: bool) -> bool:
     """Return whether two ranks have as many collectives of each operation, or have so in most steps that both recorded.
 
     The ranks are told as by :meth:`.Run.identities`.
     """
     from ddp_prof.table import UNKNOWN
 
-    def sums(counts: Counter[tuple[int, int]]) -> Counter[int]:
+    def sums(counts: Communication) -> Counter[int]:
         found = Counter[int]()
-        for (_, operation), number in counts.items():
+        for (_, _, operation), number in counts.items():
             found[operation] += number
         return found
 
-    def of_steps(counts: Counter[tuple[int, int]]) -> dict[int, dict[int, int]]:
-        found: dict[int, dict[int, int]] = {}
-        for (key, operation), number in counts.items():
+    def of_steps(counts: Communication) -> dict[int, Counter[int]]:
+        found: dict[int, Counter[int]] = {}
+        for (_, key, operation), number in counts.items():
             if key != UNKNOWN:
-                found.setdefault(key, {})[operation] = number
+                found.setdefault(key, Counter())[operation] += number
         return found
 
     if sums(own) == sums(other):

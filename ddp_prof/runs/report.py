@@ -241,7 +241,9 @@ def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
 
     def of_rank(rank: RankCollectives) -> tuple[Any, ...]:
         timings, epoch_ns = rank.timings, rank.epoch_ns
-        counts = Counter(zip(rank.keys.tolist(), timings.operation.tolist(), strict=True))
+        names = [*rank.groups, None]  # index -1 (no name) takes the last element
+        groups = [names[group] for group in timings.group.tolist()]
+        counts = Counter(zip(groups, rank.keys.tolist(), timings.operation.tolist(), strict=True))
         times_ns = None
         if epoch_ns is not None and len(timings):
             times_ns = epoch_ns + int(timings.start_ns.min()), epoch_ns + int(timings.end_ns.max())

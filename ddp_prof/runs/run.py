@@ -84,11 +84,14 @@ SUMMARY_RESULTS = ("overlap", "collectives", *_MADE_OF)
 MOST_FILES_OF_KERNELS = 8
 """Largest number of files per run in which single kernels are measured: hundreds would fill the memory."""
 
-Identity = tuple[int | None, int | None, Counter[tuple[int, int]], tuple[int, int] | None]
+Communication = Counter[tuple[str | None, int, int]]
+"""How many collectives a rank has, by communicator, key of the step and operation; see :data:`Identity`."""
+Identity = tuple[int | None, int | None, Communication, tuple[int, int] | None]
 """Of a rank: its number; the number of ranks of its job; how many collectives it has; from when to when they ran.
 
-Numbers are ``None`` if the trace does not say them. Collectives are counted by the key of their step, ``UNKNOWN``
-outside of all steps, and by operation, an index into ``communication.OPERATIONS``. Times are UTC in nanoseconds,
+Numbers are ``None`` if the trace does not say them. Collectives are counted by the name of their communicator,
+``None`` if it has none; by the key of their step, ``UNKNOWN`` outside of all steps; and by operation, an index into
+``communication.OPERATIONS``. Times are UTC in nanoseconds,
 ``None`` if they are not known.
 """
 

@@ -126,6 +126,29 @@ def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
     assert "2 files are read as runs of their own" in run_command_line("summary", tmp_path).stdout
 
 
+@pytest.mark.parametrize(
+    ("communicators", "runs"),
+    [
+        (("0 0 emb", "0 0 emb", "0 0", "0 0 send"), 1),
+        (("0 0 a", "0 0 b b", "a b b c", "c"), 1),
+        (("0 0 emb", "0 0 emb", "0 0", "0"), 4),
+        (("a a", "a a", "b"), 3),
+        (("a a", "a a ?", "a a"), 3),
+    ],
+)
+def test_ranks_need_not_have_the_same_communicators(tmp_path: Path, communicators: tuple[str, ...], runs: int) -> None:
+    """Stages of a pipeline, or ranks with an embedding in common, were runs of their own, so nobody was late."""
+    for rank, names in enumerate(communicators):
+        kernels = []
+        for number, name in enumerate(names.split()):
+            noted: dict[str, object] = {"Collective name": "send" if name == "send" else "allreduce"}
+            noted |= {} if name == "?" else {"Process Group Name": name, "Group size": 2}
+            kernels.append(event("kernel", "ncclKernel", str(10 * number), "5", device=0, stream=9, **noted))
+        info = {"rank": rank, "world_size": len(communicators)}
+        write(tmp_path / f"x.rank{rank}.json", kernels, distributedInfo=info)
+    assert len(load_runs(tmp_path)) == runs
+
+
 def write_trace(folder: Path, rank: int, name: str, world: int | None = 2) -> None:
     kernel = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "5", "1", device=0, stream=9)
     sizes = {} if world is None else {"world_size": world}
