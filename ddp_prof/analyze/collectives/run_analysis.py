@@ -472,7 +472,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
             if len(ranks) < 2
             else "transfer may be shorter, and waiting longer, than reported"
         )
-        yield f"{which} not among the traces: {effect}"
+        yield f"{which} not among the traces of this run: {effect}"
     elif len(run.matches) and not any(rank.world_size for rank in ranks):
         yield (
             "the number of ranks in the job is not known: if some are not among the traces, transfer may be shorter, "
