@@ -539,11 +539,11 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     if 2 * len(copied) <= needed:
         return None
     # On the critical path of a typical step, the host delays the step by ``most_ns``: launches cost no more than that.
-    copies_ns = run.cost_ns([ns for facts in run.facts for ns in facts.copies_ns]) or 0
+    copies_ns = run.cost_ns([ns for facts in run.facts_of_steps for ns in facts.copies_ns]) or 0
     most_ns = math.inf if run.critical.reason else median_or_zero([path.host_delay_ns for path in run.critical.steps])
     cost_ns = max(
         median_or_zero(facts.copies_ns) + round(min(median_or_zero(facts.copy_launches_ns), most_ns))
-        for facts in run.facts
+        for facts in run.facts_of_steps
     )
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     launches = f", and their launches up to {(cost_ns - copies_ns) / 1e6:.2f} ms more" if cost_ns > copies_ns else ""

@@ -147,6 +147,22 @@ class RankFacts:
     overhead_share: float
     slowdown: SlowdownLimit
 
+    def without_steps(self) -> RankFacts:
+        """Return the facts without those that have one element per step."""
+        no_times: tuple[int, ...] = ()
+        return replace(
+            self,
+            syncs=self.syncs[:0],
+            sync_ns=self.sync_ns[:0],
+            bare_ns=no_times,
+            unfed_ns=no_times,
+            copies_ns=no_times,
+            copy_launches_ns=no_times,
+            outside_ns=no_times,
+            between_ns=no_times,
+            starved_ns=no_times,
+        )
+
 
 @dataclass(frozen=True)
 class Gradients(Table):
@@ -305,6 +321,18 @@ class RunEvidence:
     @property
     def is_cpu(self) -> bool:
         return self.analysis.device == "cpu"
+
+    @cached_property
+    def facts_of_steps(self) -> tuple[RankFacts, ...]:
+        """The facts of each rank, for figures of a step.
+
+        Of a rank that marks no steps in a run that has some, what is measured per step is of its whole capture. That is
+        no step of the run, and is left out.
+        """
+        return tuple(
+            facts.without_steps() if self.analysis.has_steps and not rank.marks_steps else facts
+            for rank, facts in zip(self.analysis.ranks, self.facts, strict=True)
+        )
 
     @cached_property
     def gradients(self) -> Gradients:

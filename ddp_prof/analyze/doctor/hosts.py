@@ -48,7 +48,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("host synchronization in backward", "the trace does not tell what the host waited for")
     # For each rank that waits: its name, the number of its waits, and their length and the idle time in a typical step.
     found = []
-    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
+    for rank, facts, overlap in zip(run.analysis.ranks, run.facts_of_steps, run.overlap.ranks, strict=True):
         window = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
         wait = median_or_zero(facts.sync_ns.tolist())
         bare = median_or_zero(facts.bare_ns)
@@ -162,7 +162,10 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
             return Abstained("launch-bound host", LOST_LAUNCHES)
         return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
-    unfed = {rank.name: median_or_zero(one.unfed_ns) for rank, one in zip(run.analysis.ranks, run.facts, strict=True)}
+    unfed = {
+        rank.name: median_or_zero(one.unfed_ns)
+        for rank, one in zip(run.analysis.ranks, run.facts_of_steps, strict=True)
+    }
     # For each step: its critical path, for how long the host delayed it, and its length.
     late = [
         (path, min(path.host_delay_ns, unfed[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.path_ns)
@@ -212,7 +215,7 @@ def _idle_between_steps(run: RunEvidence) -> Finding | None:
     """Find ranks on which nothing runs between steps for at least a quarter of the time from step to step."""
     if run.overlap.missing:  # what ran between steps may be what was not recorded
         return None
-    between = [median_or_zero(facts.between_ns) for facts in run.facts]
+    between = [median_or_zero(facts.between_ns) for facts in run.facts_of_steps]
     whole = [ns + median_or_zero(rank.lengths_ns) for ns, rank in zip(between, run.overlap.ranks, strict=True)]
     evidence = (
         "{} of the time from step to step, {}, lies between the ranges of steps. Nothing recorded runs in it, and the "
@@ -223,7 +226,7 @@ def _idle_between_steps(run: RunEvidence) -> Finding | None:
 
 def _starved_devices(run: RunEvidence) -> Finding | None:
     """Find devices that are idle for at least a quarter of a step before their next work is launched."""
-    starved = [median_or_zero(facts.starved_ns) for facts in run.facts]
+    starved = [median_or_zero(facts.starved_ns) for facts in run.facts_of_steps]
     lengths = [
         median_or_zero(rank.lengths_ns or [step.window_ns or 0 for step in rank.steps]) for rank in run.overlap.ranks
     ]
@@ -238,9 +241,9 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
         reason = next((rank.reason for rank in run.overlap.ranks if rank.reason != NO_COMMUNICATION), None)
         silent = f"{NO_COMMUNICATION}, which may be what the host does between its phases"
         return Abstained("launch-bound host", reason or silent)
-    if not any(facts.outside_ns for facts in run.facts):
+    if not any(facts.outside_ns for facts in run.facts_of_steps):
         return Abstained("launch-bound host", "no range tells when forward ran in a step")
-    outside = [median_or_zero(facts.outside_ns) for facts in run.facts]
+    outside = [median_or_zero(facts.outside_ns) for facts in run.facts_of_steps]
     lengths = [median_or_zero(rank.lengths_ns) for rank in run.overlap.ranks]
     evidence = (
         "{} of a typical step, {}, lies outside of forward, backward, synchronize, optimizer and communication: no "

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.run_analysis import analyze_trace
+from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
@@ -313,6 +313,24 @@ def test_copies_out_of_buckets() -> None:
     assert "gradient_as_bucket_view" in finding.advice
 
 
+def test_a_rank_that_marks_no_steps_is_no_step_of_the_run() -> None:
+    """Copies "out of buckets on rank 0 (at most 0.54 ms per step)" were all copies of the capture of rank 1."""
+    device = training(consumer="memcpy")
+    marked = evidence_of(device.trace())
+    device.ranges = [one for one in device.ranges if not str(one[0]).startswith("step")]
+    unmarked = evidence_of(device.trace())
+    both = replace(
+        marked,
+        analysis=merge_analyses([marked.analysis, unmarked.analysis]),
+        facts=(*marked.facts, *unmarked.facts),
+    )
+    assert max(unmarked.facts[0].copies_ns) > max(marked.facts[0].copies_ns), "all of a capture, and of a step"
+    alone, found = bucket_copies(marked), bucket_copies(both)
+    assert isinstance(alone, Finding)
+    assert isinstance(found, Finding)
+    assert (found.cost_ns, found.evidence) == (alone.cost_ns, alone.evidence)
+
+
 def test_copies_out_of_buckets_cost_what_a_step_has_of_them() -> None:
     """Also of those beside the all-reduce of a later bucket, but not of others on a stream of their own."""
     device = Device()
@@ -400,7 +418,8 @@ def test_copies_out_of_buckets_cost_at_most_what_the_slowest_rank_has_of_them() 
     run = evidence_of(training(consumer="memcpy").trace())
     (facts,) = run.facts
     slower = replace(facts, copies_ns=tuple(2 * ns for ns in facts.copies_ns))
-    finding = bucket_copies(replace(run, facts=(facts, slower)))
+    analysis = replace(run.analysis, ranks=2 * run.analysis.ranks)
+    finding = bucket_copies(replace(run, analysis=analysis, facts=(facts, slower)))
     assert isinstance(finding, Finding)
     assert (finding.cost_ns or 0) >= 8 * MS // 10
 
