@@ -71,7 +71,7 @@ def command(folder: Path, tries: tuple[str, ...], launcher: tuple[str, ...], rou
 def stored(folder: Path, tries: tuple[str, ...], launcher: tuple[str, ...]) -> dict[tuple[int, str], str]:
     """How each run ended, by round and try."""
     program = Program((*launcher, str(folder / "train.py")), 2, 3)
-    store = Store(folder / "tune.db", program, parse_tries(tries), Path.cwd())
+    store = Store(folder / "tune.db", program, parse_tries(tries), Path.cwd(), os.environ)
     return {(trial.round, trial.tried): trial.status for trial in store.load()}
 
 
