@@ -539,21 +539,23 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     if 2 * len(copied) <= needed:
         return None
     # On the critical path of a typical step, the host delays the step by ``most_ns``: launches cost no more than that.
-    copies_ns = run.cost_ns([ns for facts in run.facts_of_steps for ns in facts.copies_ns]) or 0
     most_ns = math.inf if run.critical.reason else median_or_zero([path.host_delay_ns for path in run.critical.steps])
-    cost_ns = max(
-        median_or_zero(facts.copies_ns) + round(min(median_or_zero(facts.copy_launches_ns), most_ns))
+    of_ranks = [
+        (median_or_zero(facts.copies_ns), round(min(median_or_zero(facts.copy_launches_ns), most_ns)))
         for facts in run.facts_of_steps
-    )
+    ]
+    slowest = max(range(len(of_ranks)), key=lambda index: sum(of_ranks[index]))
+    copies_ns, launches_ns = of_ranks[slowest]
     whole = "a typical step" if run.analysis.has_steps else "the capture"
-    launches = f", and their launches up to {(cost_ns - copies_ns) / 1e6:.2f} ms more" if cost_ns > copies_ns else ""
+    whole += f" of {run.analysis.ranks[slowest].name}" if len(of_ranks) > 1 else ""
+    launches = f", and their launches up to {launches_ns / 1e6:.2f} ms more" if launches_ns else ""
     return Finding(
         "copies out of buckets",
         f"For {len(copied):,} of {needed:,} reductions of gradients, a memory copy is what needs the result first; "
         f"copies on the stream of compute take {copies_ns / 1e6:.2f} ms of {whole}{launches}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
-        cost_ns,
+        copies_ns + launches_ns,
     )
 
 

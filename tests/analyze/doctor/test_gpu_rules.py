@@ -414,14 +414,19 @@ def test_copies_out_of_buckets_cost_their_launches_too() -> None:
 
 
 def test_copies_out_of_buckets_cost_at_most_what_the_slowest_rank_has_of_them() -> None:
-    """Of two ranks it was the median, though the others wait for the slower one."""
+    """Of two ranks it was the median, though the others wait for the slower one; its copies were called launches."""
     run = evidence_of(training(consumer="memcpy").trace())
     (facts,) = run.facts
-    slower = replace(facts, copies_ns=tuple(2 * ns for ns in facts.copies_ns))
+    slower = replace(facts, copies_ns=tuple(20 * ns for ns in facts.copies_ns))
     analysis = replace(run.analysis, ranks=2 * run.analysis.ranks)
-    finding = bucket_copies(replace(run, analysis=analysis, facts=(facts, slower)))
+    alone, finding = bucket_copies(run), bucket_copies(replace(run, analysis=analysis, facts=(facts, slower)))
+    assert isinstance(alone, Finding)
     assert isinstance(finding, Finding)
-    assert (finding.cost_ns or 0) >= 8 * MS // 10
+    copies_ns = facts.copies_ns[0]
+    assert set(facts.copies_ns) == {copies_ns}
+    assert finding.cost_ns == (alone.cost_ns or 0) + 19 * copies_ns
+    assert f"take {20 * copies_ns / 1e6:.2f} ms of a typical step of {analysis.ranks[1].name}" in finding.evidence
+    assert alone.evidence.partition("their launches")[2] == finding.evidence.partition("their launches")[2]
 
 
 def test_a_host_that_waits_in_backward() -> None:
