@@ -547,7 +547,8 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     slowest = max(range(len(of_ranks)), key=lambda index: sum(of_ranks[index]))
     copies_ns, launches_ns = of_ranks[slowest]
     whole = "a typical step" if run.analysis.has_steps else "the capture"
-    whole += f" of {run.analysis.ranks[slowest].name}" if len(of_ranks) > 1 else ""
+    if sum(len(facts.copies_ns) > 0 for facts in run.facts_of_steps) > 1:
+        whole += f" of {run.analysis.ranks[slowest].name}"
     launches = f", and their launches up to {launches_ns / 1e6:.2f} ms more" if launches_ns else ""
     return Finding(
         "copies out of buckets",
