@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ddp_prof import annotate
 from ddp_prof.bucket_assignment import EACH_ALONE, assign_buckets, assign_by_readiness
-from ddp_prof.ddp.base import DataParallel, Layouts, add_hooks
+from ddp_prof.ddp.base import DataParallel, Layouts, add_hooks, has_hook_before
 from ddp_prof.ddp.buckets import cap_in_bytes
 from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state, current_device, global_rank
 from ddp_prof.ddp.reducer import Reducer
@@ -127,12 +127,14 @@ class ReducingVariant(DataParallel):
         """
         task, last = torch._C._current_graph_task_id(), self._last_ready
         is_last_gone = self.is_blocking and last is not None and last[0] == task >= 0 and last[1].grad is None
-        if parameter.grad is None or is_last_gone:
+        is_missing = parameter.grad is None  # without another hook, autograd itself had no gradient for it
+        if is_last_gone or (is_missing and has_hook_before(parameter)):
             raise CommunicationError(
                 "a hook has taken a gradient away within backward, before the ranks have averaged it, as an optimizer "
                 "in backward does: step after finish_gradient_synchronization()"
             )
-        self._last_ready = task, parameter
+        if not is_missing:
+            self._last_ready = task, parameter
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Do a postponed synchronization; raise CommunicationError if gradients are not synchronized.

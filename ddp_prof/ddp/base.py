@@ -408,3 +408,9 @@ def has_gradient_hook(parameter: torch.Tensor) -> bool:
     """Whether :func:`add_hooks` has registered a hook on the parameter for a listener that still exists."""
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
     return any(getattr(hook, "func", None) is _report and hook.args[0]() is not None for hook in hooks)
+
+
+def has_hook_before(parameter: torch.Tensor) -> bool:
+    """Whether a hook of the program sees the parameter's gradient before that of :func:`add_hooks` does."""
+    first = next(iter((parameter._post_accumulate_grad_hooks or {}).values()), None)
+    return getattr(first, "func", None) is not _report

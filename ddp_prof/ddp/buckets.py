@@ -99,6 +99,11 @@ class GradientBucket:
         self._fence.note(self._buffer.device)
         return gradient is not None
 
+    def has_news(self, slot: int) -> bool:
+        """Whether there is a gradient to take, or the one that was taken was dropped or added to since."""
+        gradient, placeholder = self.parameters[slot].grad, self._placeholders[slot]
+        return gradient is not placeholder or placeholder.is_touched if self.taken[slot] else gradient is not None
+
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
         """Return whether ``zero_grad()`` dropped the taken gradient, and what autograd has added since it was taken.
 

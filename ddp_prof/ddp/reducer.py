@@ -95,6 +95,8 @@ class Reducer:
             bucket, slot = self._places[index]
             if self._expected_launches is None:
                 self._expected_launches = launches[self._group_name]
+            if not bucket.has_news(slot):  # a function that autograd called has no gradient for it
+                return
             if bucket.taken[slot]:
                 self._alone.add(index)
             for late in self._alone:
@@ -112,7 +114,7 @@ class Reducer:
         """Note that a backward under ``no_sync`` has added to a gradient, if that was taken before."""
         with self._lock:
             bucket, slot = self._places[index]
-            if bucket.taken[slot]:
+            if bucket.taken[slot] and bucket.has_news(slot):
                 self._alone.add(index)
 
     def launch_next(self) -> InFlight:

@@ -133,6 +133,20 @@ def plainly(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: S
     return weights(model)
 
 
+def accumulating(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Of three micro-batches the second one is under ``no_sync``."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for micro in range(3):
+            with trained.no_sync() if micro == 1 else nullcontext():
+                loss_of(trained.model, 3 * step + micro, shares).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
 def grouping(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
     """Matrices have weight decay, biases none."""
     trained = wrap(model)
@@ -979,6 +993,31 @@ def looking_ahead(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, sha
     return weights(model)
 
 
+class Seldom(torch.autograd.Function):
+    """A layer whose backward has no gradient for its weight in about half of the batches."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(context: Any, *slopes: torch.Tensor) -> Any:
+        x, weight = context.saved_tensors
+        return slopes[0] @ weight.T, None if x.sum() > 0 else x.T @ slopes[0]
+
+
+class SeldomWeight(nn.Module):
+    """Its own weight has no gradient in many batches, though autograd passes it in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.net = nn.Parameter(torch.randn(WIDTH, WIDTH)), mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(Seldom.apply(x.detach().requires_grad_(), self.weight))
+
+
 LOOPS = {
     "attention": Loop(attention, plainly),
     "parameter list": Loop(Lists, plainly),
@@ -1038,6 +1077,8 @@ LOOPS = {
     "empty parameters": Loop(WithEmpty, plainly),
     "called with other tensors": Loop(mlp, substituting),
     "weights replaced before a step": Loop(mlp, replacing),
+    "a weight without a gradient now and then": Loop(SeldomWeight, plainly),
+    "the same under no_sync": Loop(SeldomWeight, accumulating),
     "TorchScript": Loop(deep, scripting),
     "an optimizer that calls another": Loop(deep, looking_ahead),
     "average in the place of weights": Loop(deep, swapping),

@@ -37,6 +37,8 @@ IMPOSSIBLE = [
     *[(f"a rank without boxes{more}", "torch") for more in ("", " in two batches")],  # without find_unused_parameters
     *[(name, "fsdp") for name in ("sharpness", "only adapters wrapped", "learning to learn", "masked gradient")],
     *[(name, "fsdp") for name in ("gradients set by the program", "a rank without boxes")],
+    ("a weight without a gradient now and then", "torch"),  # without find_unused_parameters
+    *[(name, "fsdp") for name in ("a weight without a gradient now and then", "the same under no_sync")],
     *[(name, "fsdp") for name in ("a rank without boxes in two batches", "zeroed after no_sync")],
     # DDP's and FSDP2's own limits: what backward brings is reduced, of parameters that stay where they were.
     *[(name, "torch") for name in ("gradients set again", "tied later", "called with other tensors")],
