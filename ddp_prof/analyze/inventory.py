@@ -19,7 +19,7 @@ from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, ResultC
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
-from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
+from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,14 @@ def take_inventory(
     processes = [_process_inventory(trace, process, step_range, backward_range, ranks) for process in trace.processes]
     # Names are not recognized where the user passed a regular expression for them.
     recognized: list[tuple[str, str, str]] = []
+    of_ranges = [trace.names[index] for index in distinct(trace.spans.name_id) if index != UNKNOWN]
     if step_range is None:
-        ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
-        recognized += [(STEP, min(ours, key=_natural_sort_key), "ddp_prof")] if ours else _first_known_name(trace, STEP)
+        ours = [of_ranges[index] for index in parse_ranges(of_ranges, STEP)]
+        known = [(STEP, min(ours, key=_natural_sort_key), "ddp_prof")] if ours else _first_known_name(of_ranges, STEP)
+        recognized += known
     for phase in PHASES:
         if phase != BACKWARD or backward_range is None:
-            recognized += _first_known_name(trace, phase)
+            recognized += _first_known_name(of_ranges, phase)
     return TraceInventory(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -114,13 +116,14 @@ def take_inventory(
     )
 
 
-def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
-    """Yield at most one item: kind, name and program of a name in the trace that is known for steps or for a phase.
+def _first_known_name(names: Sequence[str], kind: str) -> Iterator[tuple[str, str, str]]:
+    """Yield at most one item: kind, name and program of a name that is known for steps or for a phase.
 
-    ``kind`` is ``step`` or a phase. The first pattern that matches a name in the trace counts.
+    ``names`` are those of ranges, because a kernel or an operator of such a name is no phase. ``kind`` is ``step`` or a
+    phase. The first pattern that matches a name counts.
     """
     for known in (known for known in KNOWN_NAMES if known.kind == kind):
-        if found := list(filter(re.compile(known.pattern, re.IGNORECASE).search, trace.names)):
+        if found := list(filter(re.compile(known.pattern, re.IGNORECASE).search, names)):
             yield kind, min(found, key=_natural_sort_key), known.writer
             return
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddp_prof.analyze.inventory import take_inventory
@@ -21,3 +23,14 @@ def test_backward_is_said_to_be_inferred_only_where_it_is(thread: str, said: str
     found = take_inventory(trace)
     (line,) = [text for text in (*found.advice, *found.warnings) if text.startswith("backward")]
     assert line.startswith(said)
+
+
+def test_only_the_name_of_a_range_is_recognized() -> None:
+    """A kernel that Triton compiled from a function 'backward' was, beside 'backward: no range names it'."""
+    trace = draw_trace(
+        ranges={"step 0": "####", "forward": "#..."}, launches={"main": "aN"}, streams={7: ".aa.", 9: "..NN"}
+    )
+    of_kernels = {"compute a": "backward"}
+    found = take_inventory(replace(trace, names=tuple(of_kernels.get(name, name) for name in trace.names)))
+    assert [(kind, name) for kind, name, _ in found.recognized] == [("step", "step 0"), ("forward", "forward")]
+    assert any(line.startswith("backward: no range names it") for line in found.advice)
