@@ -54,7 +54,7 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
     header = {
         "made by": f"ddp-prof {__version__}",
         "device": ", ".join(sorted({source.trace.device for source in sources})),
-        "caveats": list(dict.fromkeys(caveat for source in sources for caveat in source.caveats)),
+        "caveats": _caveats(sources),
         "time 0": {title: f"{zero} ns" for title, zero in zip(titles, zeros, strict=True)},
         "clocks": {
             title: text
@@ -72,6 +72,17 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
                 file.write(separator + ",\n".join(events))
                 separator = ",\n"
             file.write("\n]}\n")
+
+
+def _caveats(sources: Sequence[Source]) -> list[str]:
+    """Return the caveats of the traces; of several traces, one that does not hold for all names its trace."""
+    return list(
+        dict.fromkeys(
+            caveat if all(caveat in other.caveats for other in sources) else f"{source.title}: {caveat}"
+            for source in sources
+            for caveat in source.caveats
+        )
+    )
 
 
 def _zero_times(sources: Sequence[Source]) -> list[int]:

@@ -319,6 +319,15 @@ def test_ranks_of_a_run_are_on_one_clock(tmp_path: Path) -> None:
     assert viewed.about["clocks"] == {}
 
 
+def test_a_caveat_names_its_trace_where_it_does_not_hold_for_all(tmp_path: Path) -> None:
+    """Of eight ranks, 'arrives last in the only step' was said of none."""
+    shared = "ranks share a GPU"
+    late = source_of(of_backward(is_named=True), "rank 0")._replace(caveats=("arrives last in 3 of 4 steps", shared))
+    others = [source_of(of_backward(is_named=True), f"rank {rank}")._replace(caveats=(shared,)) for rank in (1, 2)]
+    told = Viewed.open(late, *others, folder=tmp_path).about["caveats"]
+    assert told == ["rank 0: arrives last in 3 of 4 steps", shared]
+
+
 def test_a_drift_that_is_left_out_is_told(tmp_path: Path) -> None:
     """Analysis moves later times by more; here, and on pages, all times of a file are moved alike."""
     first, second = measuring.sources_of(dict(zip(("rank 0", "rank 1"), two_clocks(), strict=True)))
