@@ -99,6 +99,22 @@ def shell_quote(name: object) -> str:
     return f"$'{''.join(written)}'"
 
 
+STDIN = "ddp_prof.stdin."
+"""How the name of the temporary folder begins that holds what came from stdin."""
+
+
+def shell_path(path: object) -> str:
+    """Return the path of a trace quoted for a shell, as an argument that stands for this trace in another command.
+
+    A name that begins with ``-`` would be an option, so ``./`` comes before it. What came from stdin is ``-``: its
+    temporary file is gone when the command is run.
+    """
+    text = str(path)
+    if Path(text).parent.name.startswith(STDIN):
+        return "-"
+    return shell_quote(f"./{text}" if text.startswith("-") else text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if there is none."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -11,7 +11,7 @@ import click
 
 from ddp_prof.cli.options import Loader
 from ddp_prof.cli.terminal import EXIT_CODE, complete_file, is_quiet, say
-from ddp_prof.errors import DdpProfError, TraceError, WorkloadError, shell_quote
+from ddp_prof.errors import DdpProfError, TraceError, WorkloadError, shell_path, shell_quote
 
 if TYPE_CHECKING:
     from ddp_prof.capture.job import Job
@@ -129,7 +129,7 @@ def capture(
     if job.part:
         kind, number = job.part.lstrip(".")[:4], job.part[5:]
         recorded = f"rank {number}" if kind == "rank" else f"the ranks of node {number}"
-        together = f"read all files with 'ddp-prof overlap {shell_quote(folder)}'"
+        together = f"read all files with 'ddp-prof overlap {shell_path(folder)}'"
         say(f"recorded {recorded}: when the other {kind}s have ended, too, {together}", err=True)
         return
     say(f"{len(files)} trace{'s' if len(files) > 1 else ''} in {folder}", err=True)

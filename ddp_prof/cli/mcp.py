@@ -31,7 +31,7 @@ from ddp_prof import __version__
 from ddp_prof.bounded_file import held_bytes
 from ddp_prof.cli import ACTIONABLE, COMMANDS, error_line
 from ddp_prof.cli.options import TraceCommand
-from ddp_prof.errors import DdpProfError, shell_quote
+from ddp_prof.errors import DdpProfError, shell_path, shell_quote
 from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.new_process import without_main_module
 from ddp_prof.runs import find_files, load_runs
@@ -295,7 +295,9 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     passed = [f"{option}={value}" for option, value in ranges.items() if value]
     return {
-        "command": " ".join(map(shell_quote, ["ddp-prof", name, "--format", "json", *passed, *traces])),
+        "command": " ".join(
+            (*map(shell_quote, ["ddp-prof", name, "--format", "json", *passed]), *map(shell_path, traces))
+        ),
         "documents": [view.document for view in views],
         "notes": list(dict.fromkeys(note for view in views for note in view.notes)),
     }

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress, protect_inputs, say, say_lines
-from ddp_prof.errors import InterruptedReadingError, TraceError
+from ddp_prof.errors import STDIN, InterruptedReadingError, TraceError
 from ddp_prof.present.table import TableOptions, TableView
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
@@ -224,7 +224,7 @@ def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tup
     """
     if PIPE not in traces:
         return traces
-    file = Path(context.with_resource(tempfile.TemporaryDirectory(prefix="ddp_prof."))) / "stdin"
+    file = Path(context.with_resource(tempfile.TemporaryDirectory(prefix=STDIN))) / "stdin"
     left = most = shutil.disk_usage(file.parent).free // 2
     with file.open("wb") as target:
         while chunk := sys.stdin.buffer.read(min(left, _CHUNK) + 1):  # + 1: a byte too many

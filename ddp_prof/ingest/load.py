@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_prof.errors import TraceError, printable, shell_quote
+from ddp_prof.errors import TraceError, printable, shell_path
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.manifest import SUFFIX, in_variant_order, load_manifest, manifest_path
 
@@ -174,7 +174,7 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
         raise TraceError(path, reason, "save it in UTF-8 without a mark, as torch.profiler writes it")
     if packed := _packed_by(head):
         reason, unpack = packed
-        raise TraceError(path, reason, f"unpack it first: {unpack} {shell_quote(path)}")
+        raise TraceError(path, reason, f"unpack it first: {unpack} {shell_path(path)}")
     if made := _made_by_us(path, head):
         raise TraceError(path, *made)
     raise TraceError(
@@ -273,7 +273,7 @@ def refuse_to_export(path: Path) -> None:
     (raw,) = (reader for reader in READERS if reader.source == "nsys-report")
     if raw.recognises(_head(path)) and not is_exported(path):
         reason = "a raw report without its export, which would have to be written beside it"
-        raise TraceError(path, reason, f"export it first: ddp-prof info {shell_quote(path)}")
+        raise TraceError(path, reason, f"export it first: ddp-prof info {shell_path(path)}")
 
 
 def _is_table_folder(path: Path) -> bool:

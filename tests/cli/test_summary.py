@@ -1,6 +1,7 @@
 """``ddp-prof TRACE``: the first answer about a run, whose figures are those of the other commands."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -186,6 +187,29 @@ def test_it_names_two_commands_that_run(tmp_path: Path) -> None:
         program, name, path = shlex.split(command)
         assert (program, Path(path)) == ("ddp-prof", trace)
         assert run(name, "--help").exit_code == 0
+
+
+def test_the_next_commands_read_a_file_whose_name_begins_like_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """'ddp-prof doctor -x.sqlite' was named, which ends with 'No such option'."""
+    monkeypatch.chdir(tmp_path)
+    for files in (["-x.sqlite"], ["-x.rank0.sqlite", "-x.rank1.sqlite"]):
+        for file in files:
+            write_capture(tmp_path / file, known_truth(2))
+        (found,) = summary("--one-run", "--", *files)["runs"]
+        for command in found["next"]:
+            words = ["bash", "-c", f"printf '%s\\n' {command}"]
+            _, _, *read = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+            assert [os.path.normpath(file) for file in read] == files
+            assert run("overlap", "--one-run", *read).exit_code == 0, "the shell gives files, and no option"
+
+
+def test_after_a_trace_from_stdin_the_next_commands_read_stdin(tmp_path: Path) -> None:
+    """They named the temporary file, which is gone when somebody runs them."""
+    trace = write_capture(tmp_path / "x.sqlite", known_truth(2))
+    (found,) = json.loads(run("summary", "-", "--format", "json", stdin=trace.read_bytes()).stdout)["runs"]
+    assert [command.split()[2:] for command in found["next"]] == [["-"], ["-"]]
 
 
 def test_several_runs_are_compared_in_one_table() -> None:

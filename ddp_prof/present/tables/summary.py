@@ -16,7 +16,7 @@ from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.why_unknown import NOTHING_LEFT
 from ddp_prof.columns import Row
-from ddp_prof.errors import shell_quote
+from ddp_prof.errors import shell_path, shell_quote
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short
 from ddp_prof.present.columns import in_percent, times_of, values_of
 from ddp_prof.present.headlines import (
@@ -125,8 +125,8 @@ class SummarizedRun:
         first = os.path.commonprefix(names).rstrip(digits)  # noqa: RUF071 - of characters
         end = os.path.commonprefix([name[::-1] for name in names])[::-1].lstrip(digits)  # noqa: RUF071
         if len(names) > 1 and all(name[len(first) : len(name) - len(end)].isdecimal() for name in names):
-            return f"{shell_quote(first)}*{shell_quote(end)}"
-        return " ".join(map(shell_quote, names))
+            return f"{shell_path(first)}*{shell_quote(end)}"
+        return " ".join(map(shell_path, names))
 
     @property
     def next_commands(self) -> list[str]:
