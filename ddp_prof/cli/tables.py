@@ -450,7 +450,10 @@ def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     testbeds = gather_testbeds(load_results(database))
     if not testbeds:
         raise TraceError(database, "no runs in it yet", "fill it with scripts/run_comparison.sh")
-    if output.form == "markdown":
+    if output.columns and output.form in ("markdown", "table"):  # the other tables have none of these columns
+        for one in testbeds:  # figures of two machines are never in one table
+            show(output, [report.settings_view(one)])
+    elif output.form == "markdown":
         say_lines(report.results_markdown(testbeds).removesuffix("\n"))
     elif output.form == "table":
         show(output, report.results_views(testbeds))

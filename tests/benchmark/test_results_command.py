@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,18 @@ def test_the_default_is_the_suites_database(database: Path, monkeypatch: pytest.
     assert "mini model · 2 ranks · device: cpu" in result.stdout
     assert "out_of_memory" in result.stdout
     assert "Overlap takes" in result.stdout
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_chosen_columns_are_those_of_the_settings(form: str, database: Path) -> None:
+    """A table ended with 'no column 'step_ms' in this table: choose from observation', and Markdown had all columns."""
+    result = run("results", database, "--columns", "step_ms,context", "--format", form)
+    assert result.exit_code == 0, result.stderr
+    cells = [re.findall(r"[^\s|]+", line) for line in result.stdout.splitlines()]
+    shown = [(float(row[0]), row[1]) for row in cells if len(row) == 2 and re.fullmatch(r"[\d.]+ \d+", " ".join(row))]
+    known = [row for row in rows_of(database) if row["avg_step_time_ms"]]
+    assert [context for _, context in shown] == [row["seq_len"] for row in known]
+    assert [step for step, _ in shown] == pytest.approx([float(row["avg_step_time_ms"]) for row in known], abs=0.0051)
 
 
 def test_wrong_usage_is_exit_code_2(database: Path) -> None:
