@@ -291,11 +291,8 @@ def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) 
     interval = _interval_of_kernels(compared_ns[rows], done[rows])
     if interval is None:
         return left
-    # For few kernels the bootstrap's interval is too narrow: its variance is biased by (n - 1) / n, and it ignores that
-    # Student's distribution is wider than the normal one.
     count, others = len(rows), max(1, int(rest.sum()))
-    of_few = math.sqrt(count / (count - 1)) * (1 + 1.22 / (count - 1))
-    return left * (interval[1] - interval[0]) / 2 * math.sqrt(1 + count / others) * of_few
+    return left * (interval[1] - interval[0]) / 2 * math.sqrt(1 + count / others)
 
 
 def _interval_of_kernels(compared_ns: Numbers, done_ns: Numbers) -> tuple[float, float] | None:

@@ -118,8 +118,8 @@ def test_intervals_are_measured_where_they_are_asked_for(monkeypatch: pytest.Mon
     ranges = {"step 0": "###", "step 1": "...####", "step 2": ".......#####", "step 3": "............###"}
     (found,) = compare_variants([measure_overlap(draw_trace(ranges=ranges))])
     assert (found.step_ns, asked) == (4, []), "steps of 3, 4, 5 and 3: the median is 3.5"
-    assert (found.step_half_width_ns, found.step_half_width_ns, asked) == (1, 1, [1])
-    assert pickle.loads(pickle.dumps(found)).step_half_width_ns == 1, "a result goes to other processes"
+    assert (found.step_half_width_ns, found.step_half_width_ns, asked) == (2, 2, [1])
+    assert pickle.loads(pickle.dumps(found)).step_half_width_ns == 2, "a result goes to other processes"
 
 
 def of_unequal_steps() -> TraceOverlap:
