@@ -341,6 +341,10 @@ def test_a_hook_of_torch_in_place_of_the_programs_own(tmp_path: Path, programs: 
     assert last < first
 
 
+# As on a torch that was built without CUDA, whichever is installed.
+WITHOUT_CUDA = PLAIN.replace("import torch\n", "import torch\ntorch.version.cuda = None\n", 1)
+
+
 @pytest.mark.parametrize(
     ("text", "tried", "said"),
     [
@@ -349,7 +353,7 @@ def test_a_hook_of_torch_in_place_of_the_programs_own(tmp_path: Path, programs: 
         (SHARDED, "static_graph", "the program calls no DistributedDataParallel"),
         (PLAIN, "reshard_after_forward", "the program calls no fully_shard"),
         (PLAIN.replace("optimizer.step()", "raise ValueError('planted')"), None, "ValueError: planted"),
-        (PLAIN, "comm_hook=bf16_compress", "BF16 all reduce communication hook required"),
+        (WITHOUT_CUDA, "comm_hook=bf16_compress", "BF16 all reduce communication hook required"),
     ],
 )
 def test_why_a_run_fails(tmp_path: Path, programs: dict[str, str], text: str, tried: str | None, said: str) -> None:
@@ -364,18 +368,28 @@ def test_want_of_memory_is_known(tmp_path: Path, programs: dict[str, str]) -> No
         measure(tmp_path, programs, text)
 
 
-# Each call of the hook sleeps: few large buckets win. The model has 6 layers of 4 KiB.
+# Each call of the hook sleeps: few large buckets win. The model has 6 layers of 4 KiB. Steps are timed by a clock of
+# the program, so that a busy machine changes no verdict: it knows the hook's sleep, and about 60 ms of other work.
 SLOW_CALLS = PLAIN.replace(
     "optimizer = ",
     """
+import random
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+spent_ns = 0
+def spend(seconds):
+    global spent_ns
+    spent_ns += int(seconds * 1e9)
 def slow(state, bucket):
     time.sleep(0.05)
+    spend(0.05)
     return allreduce_hook(None, bucket)
+if "ddp_prof.annotate.trial" in sys.modules:
+    time.perf_counter_ns = lambda: spent_ns
 model.register_comm_hook(None, slow)
 optimizer = """,
     1,
 ).replace("Parallel(model)", "Parallel(model, bucket_cap_mb=0.004)")
+SLOW_CALLS = SLOW_CALLS.replace("optimizer.step()", "optimizer.step(); spend(random.uniform(0.058, 0.062))")
 
 
 def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +417,7 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     assert (small["outcome"], small["pairs"]) == ("set today", 0)
     assert (large["outcome"], large["losses"], large["pairs"]) == ("faster", "same", 6)
     assert 0 < large["gain_low"] < large["gain"] < large["gain_high"] < 1
-    assert large["gain"] > 0.4, "of at most five sixths; a busy machine takes its own time beside the hook"
+    assert large["gain"] == pytest.approx(1 - (50 + 60) / (6 * 50 + 60), abs=0.01)
     assert document["write"] == "DistributedDataParallel(model, bucket_cap_mb=25)"
     assert TUNE_VARIABLE in done.stderr
     assert not (tmp_path / "after").exists()
