@@ -70,12 +70,13 @@ def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
             by_size.setdefault((testbeds[message.run], message.bytes), []).append(message)
     costs: dict[Testbed, list[MessageCost]] = {}
     for (testbed, number), messages in sorted(by_size.items(), key=lambda item: item[0][1]):
-        medians = [message.median_ns for message in messages]
+        medians = np.array([message.median_ns for message in messages])
+        middle = float(np.median(medians))
         # Of logarithms, as times span orders of magnitude and no end of the interval is below zero.
-        interval = bootstrap_interval(np.log(medians))
-        low, high = map(float, np.exp(interval)) if interval else (None, None)
+        interval = bootstrap_interval(np.log(medians / middle))
+        low, high = map(float, middle * np.exp(interval)) if interval else (None, None)
         calls = sum(message.calls for message in messages)
-        cost = MessageCost(number, calls, float(np.median(medians)), low, high, len(medians))
+        cost = MessageCost(number, calls, middle, low, high, len(medians))
         costs.setdefault(testbed, []).append(cost)
     return costs
 
