@@ -26,9 +26,9 @@ _OF_BUCKETS = "_ddp_prof_buckets"
 """Attribute of a DDP that holds its :class:`BucketMarks` in an :class:`.Owned`."""
 
 agreement_follows = False
-"""Whether a DDP has run its first forward since the last step began.
+"""Whether a DDP has run a forward since the last step began, and ranks still have to agree on the order of its buckets.
 
-In DDP's second pass, that is, in the next step, ranks agree on the order of its buckets."""
+They do so in its second pass, that is, in the next step; with ``static_graph`` in its third."""
 
 at_synchronized_forward: list[Callable[[DistributedDataParallel], None]] = []
 """Called before each forward of a marked DDP whose backward synchronizes gradients."""
@@ -63,9 +63,7 @@ class BucketMarks:
         self._state: Any = None
         self._group = MarkingGroup(ddp.process_group)
         self._is_installed = bool(ddp._comm_hooks)
-        # A DDP that finds unused parameters keeps its first buckets, and also reduces a map of the used parameters.
-        self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
-        self._has_run = self._finds_unused  # such a DDP never agrees on a new order of buckets
+        self._passes = 0  # forwards whose backward reduces, as long as ranks have to agree on the order of buckets
         on_host = all(parameter.device.type == "cpu" for parameter in ddp.parameters())
         self._reduces_on_host = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
         self._sizes: NestedRange | None = None
@@ -84,6 +82,18 @@ class BucketMarks:
         assert ddp is not None, "only calls of the DDP come here"
         return ddp
 
+    @property
+    def _finds_unused(self) -> bool:
+        """Whether the DDP keeps its first buckets, and also reduces a map of the parameters that were used."""
+        return bool(self._ddp.find_unused_parameters and not self._ddp.static_graph)  # it may be set to static later
+
+    @property
+    def _passes_before_agreement(self) -> int:
+        """How many passes end before ranks agree on a new order of buckets; 0 if they never do."""
+        if self._ddp.static_graph:
+            return 2  # the first one only finds out which parameters are used, and how often
+        return 0 if self._finds_unused else 1
+
     def remove(self) -> None:
         """Let ``ddp.register_comm_hook`` do what torch's does again; a hook of ours that is installed stays."""
         if (ddp := self._owner()) is not None:
@@ -91,9 +101,10 @@ class BucketMarks:
 
     def has_agreed_unseen(self) -> bool:
         """Return, once, whether ranks have agreed on new buckets though no forward was seen, as in compiled code."""
-        if self._has_run or not getattr(self._owner(), "_has_rebuilt_buckets", False):
+        ddp: Any = self._owner()
+        if not getattr(ddp, "_has_rebuilt_buckets", False) or self._passes >= self._passes_before_agreement:
             return False
-        self._has_run = True
+        self._passes = self._passes_before_agreement
         return True
 
     def begin_forward(self) -> None:
@@ -112,8 +123,9 @@ class BucketMarks:
         global agreement_follows
         if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled()):
             return
-        if not self._has_run:
-            self._has_run = agreement_follows = True
+        if self._passes < self._passes_before_agreement:
+            self._passes += 1
+            agreement_follows = True
         if not is_recorded():
             return
         passes.expect_wait(marks_buckets=self._is_installed)

@@ -11,8 +11,8 @@ the first DDP whose backward reduces gradients begins a step.
 Step 0 begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins, or a trainer
 starts). It is marked as warm-up, because its true start is not known, and the construction of a DDP communicates. The
 step with the first forward of a DDP is marked as warm-up, too, and the one after it, in which ranks agree on the order
-of the buckets; and a step that lasted until another optimizer took over. The last step is marked as not finished. If
-the program marks its steps by ``annotate.step``, only these are recorded.
+of the buckets (with ``static_graph`` the two after it); and a step that lasted until another optimizer took over. The
+last step is marked as not finished. If the program marks its steps by ``annotate.step``, only these are recorded.
 """
 
 from __future__ import annotations

@@ -401,6 +401,28 @@ def test_a_step_in_which_a_ddp_is_made_is_warm_up(tmp_path: Path) -> None:
         assert {step.collectives for step in rank.marked_steps} == {1}
 
 
+STATIC_GRAPH = """
+def train():
+    model = DistributedDataParallel(torch.nn.Linear(64, 64), static_graph=sys.argv[2] == "from the start")
+    if sys.argv[2] == "later":
+        model._set_static_graph()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["from the start", pytest.param("later", marks=pytest.mark.nightly)])
+def test_of_a_static_graph_the_third_step_is_warm_up_too(when: str, tmp_path: Path) -> None:
+    """Ranks agree on the order of buckets in it: its two broadcasts more counted as communication of a step."""
+    for rank in record(STATIC_GRAPH + STARTED + "start(rank)", tmp_path, when, world=2).overlap().ranks:
+        assert [(step.step, step.collectives) for step in rank.marked_steps] == [(3, 1), (4, 1), (5, 1)]
+
+
 THREE_LINES = """
 def train():
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
