@@ -122,25 +122,24 @@ class CountedSteps:
     def _count(self, optimizer: Any) -> None:
         """Begin the next step if ``optimizer`` is the one that counts; called after each step of any, or a skipped one.
 
-        Another optimizer takes over if it shares parameters with the one that counts, and steps twice while that one
-        does not step: some programs make a new optimizer for each epoch. If it shares none, after :data:`TAKES_OVER`
-        steps; or after two if the one that counts is gone and no other one steps.
+        Another optimizer takes over if it shares parameters with the one that counts, and that one is gone or does not
+        step while it steps twice: some programs make a new optimizer for each epoch. If it shares none, after
+        :data:`TAKES_OVER` steps; or after two if the one that counts is gone and no other one steps.
         """
         is_own = self._optimizer is None or self._optimizer() is optimizer
-        takes_over = False
+        often = 1
         if not is_own:
             self._since[optimizer] = often = self._since.get(optimizer, 0) + 1
-            shares = often > 1 and any(parameter in self._counted for parameter in _parameters(optimizer))
-            is_alone = self._optimizer() is None and len(self._since) == 1  # type: ignore[misc]  # not own: there is one
-            takes_over = not shares and often >= (2 if is_alone else TAKES_OVER)
-            if not (shares or takes_over):
+            is_gone = self._optimizer() is None  # type: ignore[misc]  # not own: there is one
+            shares = (is_gone or often > 1) and any(parameter in self._counted for parameter in _parameters(optimizer))
+            if not shares and often < (2 if is_gone and len(self._since) == 1 else TAKES_OVER):
                 return
         if self._optimizer is None or not is_own:
             self._optimizer = weakref.ref(optimizer)
             self._counted = WeakIdKeyDictionary(dict.fromkeys(_parameters(optimizer)))
         self._since = weakref.WeakKeyDictionary()
         if self.index >= 0:
-            self._begin_step(is_warmup=takes_over)
+            self._begin_step(is_warmup=often > 1)  # it holds as many steps of the new optimizer
             # The rank is recorded in each step: without a DDP, no forward pass is marked with it.
             if self._marks and dist.is_available() and dist.is_initialized():
                 with process_range(type(optimizer).__name__, _parameters(optimizer)):
