@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import wraps
 from threading import get_ident
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.ranges import OpenRange
-from ddp_prof.annotate.tracebacks import hide_own_frames
+from ddp_prof.annotate.tracebacks import hide_own_frames, stands_for
 
 
 class BackwardPasses:
@@ -43,7 +42,7 @@ class BackwardPasses:
         if self._users == 1:
             self._original = original = torch.autograd.backward
 
-            @wraps(original)
+            @stands_for(original)
             def marked(tensors: Any, *args: Any, **kwargs: Any) -> None:
                 """Run ``torch.autograd.backward`` within a range, as long as marks are wanted."""
                 if isinstance(tensors, Iterator):

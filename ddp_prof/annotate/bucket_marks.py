@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import partial, update_wrapper, wraps
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ddp_prof.annotate.backward_passes import passes
 from ddp_prof.annotate.calls import Owned
 from ddp_prof.annotate.process_groups import Hook, MarkingGroup, name_group, sends_through_its_state
 from ddp_prof.annotate.ranges import NestedRange
+from ddp_prof.annotate.tracebacks import stands_for, unseen
 
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
 """Environment variables; nsys sets at least one of them for the program that it runs."""
@@ -147,6 +148,7 @@ class BucketMarks:
         names = name_group(ddp.process_group)
         return ranges.buckets([int(size) for size in sizes.split(",")], int(self._finds_unused), **names)
 
+    @unseen
     def register(self, state: Any, hook: Callable[..., Any]) -> None:
         """Register our communication hook, and keep the user's, which it calls; as ``ddp.register_comm_hook``."""
         if self._hook is None and self._is_installed:  # ours is registered and calls the user's from now on
@@ -190,6 +192,7 @@ class CommHook:
         return partial, (self._hook or allreduce_hook,)
 
 
+@unseen
 def _register_with_torch(ddp: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
     """Register a communication hook as torch does, though :func:`_follow_registration` has replaced its method."""
     method: Any = DistributedDataParallel.register_comm_hook
@@ -202,7 +205,7 @@ def _follow_registration() -> None:
     if getattr(original, "asks_marks", False):
         return
 
-    @wraps(original)
+    @stands_for(original)
     def register_comm_hook(ddp: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
         register = marks.register if (marks := BucketMarks.of(ddp)) else partial(original, ddp)
         register(state, hook)

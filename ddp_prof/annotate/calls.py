@@ -16,10 +16,12 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
+
+from ddp_prof.annotate.tracebacks import stands_for
 
 _ATTRIBUTE = "_ddp_prof_calls"
 """Attribute of a module that holds its :class:`MarkedCalls` in an :class:`Owned`."""
@@ -127,7 +129,7 @@ class MarkedCalls:
     def _around(self, model: torch.nn.Module | None, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs ``begin(model)``, ``call`` and ``end()``; after ``remove``, only ``call``."""
 
-        @wraps(call)
+        @stands_for(call)
         def marked(*args: Any, **kwargs: Any) -> Any:
             """Run ``call`` between ``begin`` and ``end``; after ``remove``, only ``call``."""
             if not self._is_on or model is None:
@@ -147,7 +149,7 @@ def _follow_compilation() -> None:
     if getattr(original, "moves_marks", False):
         return
 
-    @wraps(original)
+    @stands_for(original)
     def compile_with_marks(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         compiled = original(model, *args, **kwargs)
         _leave_to_python()

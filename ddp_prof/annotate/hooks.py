@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,6 +27,7 @@ from ddp_prof.annotate.calls import MarkedCalls
 from ddp_prof.annotate.fsdp_marks import mark_fsdp_unit, mark_group
 from ddp_prof.annotate.outer_steps import OuterSteps
 from ddp_prof.annotate.ranges import NestedRange
+from ddp_prof.annotate.tracebacks import stands_for
 
 _marking_all: list[Instrumented] = []
 """The instances that mark everything created later (``ddp-prof capture``); other instances leave out what they mark."""
@@ -91,7 +92,7 @@ class Instrumented:
         If somebody has replaced it again by then, :meth:`remove` leaves it.
         """
         original = getattr(owner, name)
-        marked = wraps(original)(make(original))
+        marked = stands_for(original)(make(original))
         setattr(owner, name, marked)
         self._undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is marked else None)
 

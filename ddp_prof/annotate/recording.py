@@ -14,7 +14,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, wraps
+from functools import cache
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
+from ddp_prof.annotate.tracebacks import stands_for
 from ddp_prof.errors import printable
 
 RECORDS_ALL_THREADS = "profile_all_threads" in str(_ExperimentalConfig.__init__.__doc__)
@@ -115,7 +116,7 @@ def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
     """Replace the function ``owner.name`` of a module or class by a function that calls ``first()`` before it."""
     original = getattr(owner, name)
 
-    @wraps(original)
+    @stands_for(original)
     def called(*args: Any, **kwargs: Any) -> Any:
         first()
         return original(*args, **kwargs)
@@ -134,7 +135,7 @@ def _call_before_emitters(first: Callable[[], None]) -> None:
     for emitter in (torch.autograd.profiler.emit_nvtx, torch.autograd.profiler.emit_itt):
         original: Callable[[Any], Any] = emitter.__enter__
 
-        @wraps(original)
+        @stands_for(original)
         def enter(emits: Any, original: Callable[[Any], Any] = original) -> Any:
             if emits.enabled:
                 first()
@@ -170,7 +171,7 @@ class ProfilersOfProgram:
         replaced: Any = profiler.profile
         prepare, leave = replaced._prepare_trace, replaced.__exit__  # called before warm-up or recording; at the end
 
-        @wraps(prepare)
+        @stands_for(prepare)
         def prepared(of_program: Any, *args: Any, **kwargs: Any) -> Any:
             """Note a profiler of the program, and call ``at_start``, before it is prepared; ours is only prepared."""
             if not is_own():
@@ -178,7 +179,7 @@ class ProfilersOfProgram:
                 self._active.add(of_program)
             return prepare(of_program, *args, **kwargs)
 
-        @wraps(leave)
+        @stands_for(leave)
         def left(of_program: Any, *args: Any, **kwargs: Any) -> Any:
             self._active.discard(of_program)
             return leave(of_program, *args, **kwargs)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from ddp_prof import range_names
 from ddp_prof.annotate import bucket_marks, hooks, ranges
 from ddp_prof.annotate.hooks import process_range
 from ddp_prof.annotate.outer_steps import OuterSteps
+from ddp_prof.annotate.tracebacks import stands_for
 
 TAKES_OVER = 10
 """Another optimizer counts from now on if it has made so many steps while the one that counts made none: few networks
@@ -186,7 +187,7 @@ def _follow_scalers() -> None:
     scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter before torch 2.3
     original = scaler.step
 
-    @wraps(original)
+    @stands_for(original)
     def step(scaling: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step as torch's does, and find out whether the optimizer was called."""
         called: list[Any] = []

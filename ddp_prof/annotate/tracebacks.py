@@ -1,4 +1,4 @@
-"""Leaves ddp_prof's frames out of the traceback of a program that fails, because it did not fail there.
+"""Leaves ddp_prof's frames out of tracebacks and warnings of a program, because it neither failed nor was warned there.
 
 The functions of this folder that wrap torch's are on the stack of the program, but are of no use to its reader.
 """
@@ -7,13 +7,37 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OWN = str(Path(__file__).parent)
 """Folder of the source files whose frames are left out."""
 _is_installed = False
+
+
+def unseen(function: Function) -> Function:
+    """Let warnings of what ``function`` calls name the line of the program, not ours; filters see its module, too.
+
+    Python leaves frames out of this whose file has two words in its name, those of its own import.
+    """
+    code = function.__code__
+    function.__code__ = code.replace(co_filename=f"{code.co_filename} (importlib._bootstrap)")
+    return function
+
+
+def stands_for(original: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator as ``functools.wraps``, for a function that takes the place of torch's: it is unseen, too."""
+
+    def decorate(function: Function) -> Function:
+        return wraps(original)(unseen(function))  # type: ignore[return-value]  # wraps returns the function itself
+
+    return decorate
 
 
 def hide_own_frames() -> None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from ddp_prof.annotate import ranges, unattended
 from ddp_prof.annotate.recording import call_at_exit
 from ddp_prof.annotate.rewrap import Wrapped
 from ddp_prof.annotate.steps import CountedSteps
+from ddp_prof.annotate.tracebacks import stands_for
 
 TRIAL_VARIABLE = "DDP_PROF_TRIAL"
 """Environment variable with JSON: ``is_recorded``, whether the program is marked and recorded as well; the other keys
@@ -105,7 +105,7 @@ class _Trial:
         original = DistributedDataParallel.__init__
         signature = inspect.signature(original)
 
-        @wraps(original)
+        @stands_for(original)
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
             """Initialize a DDP with the arguments of the program, of which the try's arguments replace some."""
             self._begin()
@@ -121,7 +121,7 @@ class _Trial:
 
         register = DistributedDataParallel.register_comm_hook
 
-        @wraps(register)
+        @stands_for(register)
         def register_comm_hook(made: Any, state: Any, hook: Any) -> None:
             """Register the program's hook, unless the try has one; keep it for a DDP that is initialized again."""
             if _COMM_HOOK not in self._ddp:  # a try has its hook in place of the program's
@@ -145,7 +145,7 @@ class _Trial:
             original = package.fully_shard
             signature = inspect.signature(original)
 
-            @wraps(original)
+            @stands_for(original)
             def fully_shard(*args: Any, **kwargs: Any) -> Any:
                 """Shard with the arguments of the program, of which the try's arguments replace some."""
                 self._begin()
@@ -166,7 +166,7 @@ class _Trial:
         """
         original = torch.autograd.backward
 
-        @wraps(original)
+        @stands_for(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             """Run ``torch.autograd.backward``, after keeping the tensor if it is a scalar, with the step's number."""
             self._begin()

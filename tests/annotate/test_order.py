@@ -17,6 +17,7 @@ from tests.forked_python import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -129,6 +130,52 @@ def test_a_traceback_holds_no_frame_of_the_marks(where: str) -> None:
     assert "ValueError: the program's own" in done.stderr
     assert "ddp_prof" not in done.stderr, done.stderr
     assert "in backward" in done.stderr  # torch's frames are still there
+
+
+WARNS = """
+import warnings, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.amp import GradScaler
+
+def warn_in(owner, name):
+    original = getattr(owner, name)
+    def warning(*args, **kwargs):
+        warnings.warn(name, DeprecationWarning, stacklevel=2)
+        return original(*args, **kwargs)
+    setattr(owner, name, warning)
+
+PLACES = [(DDP, "__init__"), (DDP, "register_comm_hook"), (torch.autograd, "backward"), (torch, "compile")]
+for owner, name in [*PLACES, (GradScaler, "step")]:
+    warn_in(owner, name)
+START
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model = DDP(torch.nn.Linear(2, 2))
+    model.register_comm_hook(None, allreduce_hook)
+    torch.autograd.backward(model(torch.ones(1, 2)).sum())
+    torch.compile(model)
+    GradScaler("cpu", enabled=False).step(optimizer)
+print(sorted((str(each.message), each.filename == __file__) for each in caught if "ddp_prof" in each.filename or
+             each.filename == __file__))
+"""
+STARTS = {
+    "instrument": "from ddp_prof import annotate; annotate.instrument()",
+    "capture": "from ddp_prof.annotate import unattended; unattended.start()",
+}
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_a_warning_of_torch_names_the_line_of_the_program(how: str, tmp_path: Path) -> None:
+    """Of ``broadcast_buffers=False``, which torch deprecates, a line of ddp_prof was warned."""
+    program = tmp_path / "train.py"
+    program.write_text(WARNS.replace("START", STARTS[how]))
+    done = run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
+    names = ["__init__", "backward", "compile", "register_comm_hook", "step"]
+    assert done.stdout.splitlines()[-1:] == [str([(name, True) for name in names])], done.stderr
 
 
 COMPILED = """
