@@ -79,7 +79,7 @@ def gain_in_short(
     """
     step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
     text = _gain_text(summary)
-    if summary.reason or not step_ns or exposed_ns is None or gain is None or summary.host_waits:
+    if summary.reason or not step_ns or exposed_ns is None or gain is None or summary.host_waits_usually:
         return text
     # The upper end of the interval, if the figure itself is not known.
     network_ns = (bounds.network_ns if bounds.network_ns is not None else bounds.high_ns) if bounds else None
@@ -174,7 +174,7 @@ def _gain_text(summary: VariantSummary) -> str:
     at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of {of_step}"
     who = "a stream" if (summary.blocking_ns or 0) > BESIDE * exposed_ns else "the step"
     stands = f"{who} stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
-    if summary.host_waits:
+    if summary.host_waits_usually:
         more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""
         return f"{exposed}, and {more}the host waits for it, {at_most}."
     # Blocking is not known, but may have an upper limit.

@@ -179,6 +179,31 @@ def test_who_waits_for_a_collective_decides_what_hiding_it_gains(
     assert text.startswith("Nothing waited for communication") == (waits == "stream")
 
 
+@pytest.mark.parametrize(
+    ("waiting_steps", "counted", "is_usual"), [((), 0, False), ((3,), 1, False), ((1, 2, 3), 3, True)]
+)
+def test_a_host_that_waits_now_and_then_or_when_the_recording_ends_delays_no_typical_step(
+    tmp_path: Path, waiting_steps: tuple[int, ...], counted: int, is_usual: bool
+) -> None:
+    """In each step, a copy waits 10 us for the all-reduce; in some the host waits for it, too, and when all is done.
+
+    us         0         10        20        30        40
+    stream 7   .gggggcccccccccc..........kkk
+    stream 20  ......AAAAAAAAAAAAAAAAAAAA
+    host       ........wwwwwwwwwwwwwwwwww                    the last of these waits is followed by no launch
+    """
+    capture = bucket_steps(20, 20, 20, 20, 20)
+    for step in (*waiting_steps, 4):
+        at = step * 40 * US
+        capture.syncs.append(Sync("cudaStreamSynchronize_v3020", at + 900, 10 * step + 10, 20, lasts=26 * US))
+    trace = write_capture(tmp_path / "x.sqlite", capture, "2023.4")
+    (found,) = summary(trace)["runs"]
+    (rank,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
+    assert rank["dependencies"]["host_waits"] == counted
+    assert ("the host waits for it" in found["headline"]) == is_usual
+    assert is_usual or "the step stands still for communication for 10.0 µs, so" in found["headline"]
+
+
 def test_it_names_two_commands_that_run(tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "with space.sqlite", known_truth(2))
     (found,) = summary(trace)["runs"]

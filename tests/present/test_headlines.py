@@ -401,10 +401,10 @@ def test_the_limit_of_blocking_bounds_the_gain(limit_ns: int | None, gain: float
     assert run.gain_at_most == gain
     assert gain_headline(run).endswith(end.replace("...", "would gain at most"))
     assert replace(run, blocking_ns=MS).gain_at_most == 0.01
-    assert replace(run, blocking_ns=MS, host_waits=1).gain_at_most == max(gain, 0.01)
-    assert "is exposed, and the host waits for it, so hiding" in gain_headline(replace(run, host_waits=1))
-    both = replace(run, blocking_ns=30 * MS, host_waits=1)  # a stream waits while another one computes
+    assert replace(run, blocking_ns=MS, host_waits_usually=True).gain_at_most == max(gain, 0.01)
+    assert "is exposed, and the host waits for it, so hiding" in gain_headline(replace(run, host_waits_usually=True))
+    both = replace(run, blocking_ns=30 * MS, host_waits_usually=True)  # a stream waits while another one computes
     assert both.gain_at_most == 0.3
     assert "a stream stands still for communication for 30.0 ms, and the host waits for it, so" in gain_headline(both)
     beside = replace(both, hideable_ns=25 * MS)
-    assert (beside.gain_at_most, replace(beside, host_waits=0).gain_at_most) == (0.25, 0.25)
+    assert (beside.gain_at_most, replace(beside, host_waits_usually=False).gain_at_most) == (0.25, 0.25)

@@ -211,8 +211,9 @@ class DependencyCoverage:
         resolved: How many of these waits have a known record, so that it is known what was waited for.
         violations: How many of these waits the recorded times contradict.
         reason: Why blocking is not known for all steps; ``None`` if it is.
-        host_waits: How often the host of a device waited until a collective ended. No stream stands still meanwhile:
-            the host launches the next operations later, and this cost is not part of blocking.
+        host_waits: How often the host of a device waited until a collective ended, before it launched more. No stream
+            stands still meanwhile: the host launches the next operations later, and this cost is not part of blocking.
+        host_waits_usually: Whether it waited so in at least half of the steps that communicate.
     """
 
     source: str
@@ -221,6 +222,7 @@ class DependencyCoverage:
     violations: int
     reason: str | None
     host_waits: int = 0
+    host_waits_usually: bool = False
 
 
 @dataclass(frozen=True)
@@ -285,11 +287,15 @@ def device_blocking(
     is_doubtful &= (
         (steps.index_at(calls.start_ns) != UNKNOWN) | (dependencies.next_work != UNKNOWN) | (calls.stream < 0)
     )
-    # How often the host waited for a collective of `events`.
-    awaited = host_calls.work[host_calls.latest[host_calls.waited]]
-    host_waits = int(np.isin(row_of[awaited], collectives).sum())
+    # The collectives of `events` that the host waited for. What nothing follows delays no launch, such as the
+    # synchronization with which a recording ends.
+    awaited = row_of[host_calls.work[host_calls.latest[host_calls.waited]]]
+    waits_for = np.isin(awaited, collectives)
+    last_launch_ns = take_or_unknown(trace.calls.start_ns, trace.launching_calls[is_mine], NO_TIME).max(initial=NO_TIME)
+    delaying = awaited[waits_for & (host_calls.end_ns[host_calls.waited] <= last_launch_ns)]
+    waiting_steps, all_steps = (len(distinct(events.step[rows])) for rows in (delaying, collectives))
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
-    tells_needs = waits.any() and (len(found.consumers) or host_waits)
+    tells_needs = waits.any() and (len(found.consumers) or waits_for.any())
     in_graphs = _of_graphs_that_compute(trace, found.unneeded)
     unknown = np.append(found.unknown, in_graphs if tells_needs else found.unneeded)
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
@@ -325,7 +331,8 @@ def device_blocking(
         resolved=int((waits & dependencies.is_resolved).sum()),
         violations=int((waits & dependencies.is_violated).sum()),
         reason=reason if len(collectives) else None,
-        host_waits=host_waits,
+        host_waits=len(delaying),
+        host_waits_usually=len(delaying) > 0 and 2 * waiting_steps >= all_steps,
     )
     stretches = replace(found.stretches, collective=row_of[found.stretches.collective])
     consumers = replace(found.consumers, collective=row_of[found.consumers.collective])

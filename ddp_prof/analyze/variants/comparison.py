@@ -117,6 +117,9 @@ class VariantSummary:
     )
     reason: str | None = column("why exposed time is not known", default=None, null="it is known")
     host_waits: int = column("how often a host waited for a collective, over all ranks", default=0)
+    host_waits_usually: bool = column(
+        "whether a host waited for a collective in at least half of the steps that communicate", default=False
+    )
     communicating_steps: int = column("steps that communicate, of the rank with most of these", default=0)
     others_communicate: bool = column("whether other steps communicate, too, but not in backward", default=False)
     world_size: int | None = column("ranks of the job", default=None, null="not known")
@@ -208,16 +211,16 @@ class VariantSummary:
     def gain_at_most(self) -> float | None:
         """Upper limit of the fraction (0 to 1) of a communicating step that overlapping all communication would save.
 
-        If the blocking time is known and no host waited for communication, the limit is ``hideable_ns``. Otherwise it
-        is the smaller one of the exposed time and ``blocking_at_most_ns``, but not less than ``hideable_ns``.
-        ``None`` if not known, or if the exposed time is longer than the step, as when communication runs during later
-        steps.
+        If the blocking time is known and in most steps no host waited for communication, the limit is ``hideable_ns``.
+        Otherwise it is the smaller one of the exposed time and ``blocking_at_most_ns``, but not less than
+        ``hideable_ns``. ``None`` if not known, or if the exposed time is longer than the step, as when communication
+        runs during later steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
         if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
             return None
         hideable_ns = self.blocking_ns if self.hideable_ns is None else self.hideable_ns
-        if hideable_ns is not None and not self.host_waits:
+        if hideable_ns is not None and not self.host_waits_usually:
             return hideable_ns / whole_ns
         limits_ns = (exposed_ns, self.blocking_at_most_ns)
         limit_ns = min(limit_ns for limit_ns in limits_ns if limit_ns is not None)
@@ -392,6 +395,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         blocking_at_most_ns=_rounded_median(_values_if_all_known(steps, "blocking_at_most_ns")),
         blocked_steps=sum(map(bool, blocking_ns)) if len(blocking_ns) == len(steps) else None,
         host_waits=sum(rank.dependencies.host_waits for rank in ranks if rank.dependencies),
+        host_waits_usually=any(rank.dependencies.host_waits_usually for rank in ranks if rank.dependencies),
         nearest_step_ns=nearest.ns,
         compute_only_ns=nearest.compute_only_ns,
         exposed_memory_ns=nearest.exposed_memory_ns,
