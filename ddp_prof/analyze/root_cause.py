@@ -15,10 +15,11 @@ from ddp_prof.analyze.collectives.results import RunCollectives, measure_collect
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, are_many_and_small, carry_gradients
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, CollectiveTimings, are_many_and_small, carry_gradients
 from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
+from ddp_prof.table import Ints
 from ddp_prof.trace import UNKNOWN
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -60,7 +61,8 @@ class RootCause:
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
         alike: Sizes of collectives of its operation that take equally long; ``None`` if there are none.
         times_per_step: How often one rank communicates its bucket with its operation and size in the step; where
-            buckets have no numbers, in how many passes of backward, if all reduce gradients of the same sizes.
+            buckets have no numbers, in how many passes of backward, if all reduce gradients of the same sizes. 1 if an
+            optimizer updates parameters in between.
         collective_ns: Its part of ``pair_ns``.
         bytes: Its size; ``None`` if not known, or if ranks differ.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
@@ -236,9 +238,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         alike_per_step=sum(collective.blocking == one.blocking for collective in mine),
         same_operation_per_step=sum(collective.op == one.op for collective in mine),
         gradients_per_pass=len(of_pass),
-        times_per_step=sum(_match_key(collective) == culprit for collective in mine)
-        if one.bucket is not None
-        else count_equal_passes([each.backward_end_ns for each in of_rank], [each.bytes for each in of_rank]),
+        times_per_step=_count_reductions(run.ranks[rank].timings, rows[rank], mine, of_rank, culprit),
         follows_own_bucket=one.bucket is not None
         and any(_match_key(other)[:2] == culprit[:2] and other.index < one.index for other in mine),
         passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),
@@ -248,6 +248,30 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         ),
         is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
     )
+
+
+def _count_reductions(
+    timings: CollectiveTimings,
+    rows: Ints,
+    mine: Sequence[Collective],
+    gradients: Sequence[Collective],
+    culprit: tuple[int | None, str | None, int],
+) -> int:
+    """Return :attr:`RootCause.times_per_step`.
+
+    Args:
+        timings: Of the rank of the culprit.
+        rows: Where its collectives of the step are there.
+        mine: These collectives.
+        gradients: Those of them that may reduce the same gradients several times.
+        culprit: Its :func:`_match_key`.
+    """
+    updates = dict(zip((each.index for each in mine), timings.updates[rows].tolist(), strict=True))
+    if culprit[0] is None:
+        ends_ns, sizes = [each.backward_end_ns for each in gradients], [each.bytes for each in gradients]
+        return count_equal_passes(ends_ns, sizes, [updates[each.index] for each in gradients])
+    same = [each.index for each in mine if _match_key(each) == culprit]
+    return len(same) if len({updates[index] for index in same}) == 1 else 1
 
 
 def _find_culprit(step: Sequence[Collective]) -> tuple[tuple[str, str], int, tuple[int | None, str | None, int], int]:

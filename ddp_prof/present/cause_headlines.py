@@ -218,10 +218,10 @@ def _advice(cause: RootCause) -> str:
     if _is_late(cause):
         waits, skew = True, f" 'ddp-prof skew' shows how late {cause.late_rank} is in other steps."
     if cause.times_per_step > 1 and cause.carries_gradients:  # fewer reductions also wait less often
-        return (
-            f" The step reduces this bucket {cause.times_per_step} times: if it accumulates gradients, no_sync() in "
-            f"all passes but the last leaves the others out.{skew}"
-        )
+        what = f"The step reduces this bucket {cause.times_per_step} times: if it"
+        if cause.bucket is None:
+            what = f"The {cause.times_per_step} passes of backward of the step reduce the same sizes: if the step"
+        return f" {what} accumulates gradients, no_sync() in all passes but the last leaves the others out.{skew}"
     if waits:
         return skew
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":

@@ -169,9 +169,14 @@ def test_hooks_are_no_advice_for_the_second_message_of_a_bucket() -> None:
 
 def test_a_bucket_that_is_reduced_in_each_pass_of_a_step_is_said_to_be() -> None:
     """As of four passes whose gradients are accumulated without no_sync, of which the last one was blamed."""
-    assert text_of(when="outside", times_per_step=4).endswith(
+    change = {"when": "outside", "times_per_step": 4}
+    assert text_of(**change).endswith(
         " The step reduces this bucket 4 times: if it accumulates gradients, no_sync() in all passes but the last "
         "leaves the others out."
+    )
+    assert text_of(**change, bucket=None).endswith(
+        " The 4 passes of backward of the step reduce the same sizes: if the step accumulates gradients, no_sync() in "
+        "all passes but the last leaves the others out."
     )
 
 

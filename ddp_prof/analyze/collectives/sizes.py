@@ -78,15 +78,19 @@ def find_alike_times(run: RunAnalysis, only: str | None = None) -> AlikeTimes | 
     return max(found, key=found.__getitem__, default=None)
 
 
-def count_equal_passes(pass_ends_ns: Sequence[int | None], sizes: Sequence[int | None]) -> int:
+def count_equal_passes(pass_ends_ns: Sequence[int | None], sizes: Sequence[int | None], updates: Sequence[int]) -> int:
     """Return the number of passes of backward in a step if all of them reduce the same sizes in the same order, else 1.
 
-    It is 1, too, if a pass or a size is not known: ``None`` or negative.
+    It is 1, too, if a pass or a size is not known (``None`` or negative), or if an optimizer updates parameters between
+    the passes: it needs the gradients of the passes before, which may be of another model.
 
     Args:
         pass_ends_ns: For each collective of gradients of the step, in order, the end of the compute of its pass.
         sizes: Its bytes.
+        updates: Its :attr:`.CollectiveTimings.updates`.
     """
+    if len(set(updates)) > 1:
+        return 1
     passes: dict[int, list[int]] = {}
     for end_ns, size in zip(pass_ends_ns, sizes, strict=True):
         if end_ns is None or end_ns == NO_TIME or size is None or size == UNKNOWN:

@@ -37,6 +37,7 @@ from ddp_prof.analyze.core.attribution import (
     last_by_step,
 )
 from ddp_prof.analyze.core.operations import Pauses, find_pauses
+from ddp_prof.analyze.core.passes import launch_or_start_ns
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
@@ -118,6 +119,8 @@ class CollectiveTimings(Table):
         place: Where it was launched, an index into :data:`PLACES`; 0 in a capture without steps, and where the clocks
             of host and device disagree.
         backward_end_ns: End of the last compute in its pass of backward; not known in a capture without steps.
+        updates: How much compute of optimizers had been launched before it: where this differs between two collectives,
+            parameters were updated between them.
         blocking_ns: How long streams (on a CPU: the host) stood still for it.
         slack_ns, held_by: See ``blocking.Consumers``.
         consumer: Name of what needs it first, an index into :attr:`RankCollectives.consumers`.
@@ -144,6 +147,7 @@ class CollectiveTimings(Table):
     input_ns: Ints
     place: Ints
     backward_end_ns: Ints
+    updates: Ints
     blocking_ns: Ints
     slack_ns: Ints
     consumer: Ints
@@ -279,6 +283,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         input_ns=_input_ends(rank, events),
         place=_find_places(rank),
         backward_end_ns=rank.backward_end_of_operation_ns,
+        updates=_count_updates(rank.events, events),
         **needs,
     )
     return RankCollectives(
@@ -306,6 +311,13 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         clocks_disagree=rank.clocks_disagree,
         begins_on_host=not rank.runs_ahead,
     )
+
+
+def _count_updates(events: Events, operations: Events) -> Ints:
+    """Return ``CollectiveTimings.updates``."""
+    is_update = (events.category == Category.COMPUTE) & (events.phase == OPTIMIZER_PHASE)
+    launched_ns = np.sort(launch_or_start_ns(events)[is_update])
+    return np.searchsorted(launched_ns, launch_or_start_ns(operations))
 
 
 def _find_places(rank: RankEvents) -> Ints:

@@ -209,14 +209,15 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     """Find buckets that are reduced several times per step, as when gradients are accumulated without ``no_sync``.
 
     Found if most steps that reduce gradients repeat the same sequence of buckets, such as 0, 1, 2, 0, 1, 2; where
-    buckets have no numbers, if all passes of backward of a step reduce the same sequence of sizes.
+    buckets have no numbers, if all passes of backward of a step reduce the same sequence of sizes. Not found if an
+    optimizer updates parameters in between, as where a step trains two models.
     """
     gradients = run.gradients
     if run.why_no_steps:
         return Abstained("buckets reduced several times", run.why_no_steps)
     if not len(gradients):
         return None
-    columns = (gradients.bucket, gradients.bytes, gradients.backward_end_ns)
+    columns = (gradients.bucket, gradients.bytes, gradients.backward_end_ns, gradients.updates)
     of_steps = zip(*(np.split(one, gradients.first[1:]) for one in columns), strict=True)
     times = np.array([_count_turns(*(one.tolist() for one in of_step)) for of_step in of_steps])
     chosen = times > 1  # ``times``: for each step, how often it repeats its buckets
@@ -226,9 +227,11 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     usual = median_or_zero(times[chosen])
     spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
     ranks, steps = run.where(repeated)
+    by_size = ", if its passes of backward, which reduce the same sizes, are of one model"
     return Finding(
         "buckets reduced several times",
-        f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}.",
+        f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}"
+        f"{by_size if UNKNOWN in repeated.bucket else ''}.",
         "If the step accumulates gradients, no_sync() around forward and backward of all micro-batches but the last "
         "leaves the other reductions out.",
         ranks,
@@ -237,16 +240,19 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _count_turns(numbers: list[int], sizes: list[int], pass_ends_ns: list[int]) -> int:
+def _count_turns(numbers: list[int], sizes: list[int], pass_ends_ns: list[int], updates: list[int]) -> int:
     """Return how often a step repeats the same sequence of buckets; 1 if it repeats none, or that is not known.
 
     Args:
         numbers: Number of the bucket of each collective, in order.
         sizes: Its bytes.
         pass_ends_ns: The end of the compute of its pass of backward.
+        updates: Its :attr:`.CollectiveTimings.updates`.
     """
     if UNKNOWN in numbers:
-        return count_equal_passes(pass_ends_ns, sizes)
+        return count_equal_passes(pass_ends_ns, sizes, updates)
+    if len(set(updates)) > 1:
+        return 1
     buckets = list(zip(numbers, sizes, strict=True))
     different = len(dict.fromkeys(buckets))
     turns, rest = divmod(len(buckets), different)

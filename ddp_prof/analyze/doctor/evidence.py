@@ -200,6 +200,7 @@ class Gradients(Table):
     blocking: Ints
     operation: Ints
     backward_end_ns: Ints
+    updates: Ints
     blocking_ns: Ints
     consumer: Ints
     consumer_start_ns: Ints
