@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from ddp_prof.table import Ints
 from ddp_prof.trace import UNKNOWN
 from ddp_prof.variants import BYTES_PER_MB
 
+LARGE_PART, MOST = 0.25, 0.5
+"""Smallest fractions of the exposed time that are a large part, or most, of it."""
 WORTH = 0.01
 """Smallest fraction of the step's length for which advice is given."""
 
@@ -76,9 +79,12 @@ class RootCause:
             first. Then most of it is one parameter, because a bucket closes when it has reached its size.
         are_many_and_small: Whether those that ``gradients_per_pass`` counts are so many and small that latency adds up.
         is_sharded: Whether its step also reduces to shards, as FSDP does before groups of ranks reduce these.
-        late_rank: Name of the rank that arrives last in the step, if it does so in most steps; else ``None``.
-        late_cost_ns: What another rank would gain at most without the lag of that rank, queues behind its waits
-            included; ``None`` if that is not known.
+        late_rank: Name of the rank that arrives last in the step, or names of those that are late together; ``None``
+            if there is none.
+        late_cost_ns: What another rank would gain at most without the lag of these, queues behind its waits included;
+            ``None`` if that is not known.
+        late_ranks: The number of these ranks.
+        is_usually_late: Whether they are late in most steps.
     """
 
     step: int | None
@@ -115,6 +121,8 @@ class RootCause:
     ends_gradients: bool = False
     late_rank: str | None = None
     late_cost_ns: int | None = None
+    late_ranks: int = 1
+    is_usually_late: bool = True
     ranks: int = 1
     exceeds_others: bool = False
     are_many_and_small: bool = False
@@ -124,6 +132,18 @@ class RootCause:
     def is_last_bucket(self) -> bool:
         """Whether other reductions of gradients of its pass of backward come before it, and none after it."""
         return self.ends_gradients and (self.gradients_per_pass or 0) > 1
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a late rank explains a large part of the exposed time or, if others are late in other steps, most.
+
+        The exposed time is the sum over all ranks. So what one rank would gain without the lag is multiplied by the
+        number of ranks that wait.
+        """
+        gained_ns = (self.late_cost_ns or 0) * max(1, self.ranks - self.late_ranks)
+        return (
+            self.late_rank is not None and gained_ns >= (LARGE_PART if self.is_usually_late else MOST) * self.exposed_ns
+        )
 
     @property
     def smaller_bucket_mb(self) -> int | None:
@@ -138,7 +158,8 @@ class RootCause:
         is_tail &= self.why in (TRANSFER, QUEUED) and self.carries_gradients and self.is_last_bucket
         can_divide = self.operation == ALL_REDUCE and not (self.alike or self.parameters or self.exceeds_others)
         can_divide &= self.times_per_step == 1 and not self.is_sharded
-        is_late = 2 * self.wait_ns > self.exposed_ns or self.late_rank is not None
+        is_late = 2 * self.wait_ns > self.exposed_ns or self.is_late
+        is_late |= self.late_rank is not None and self.is_usually_late
         is_worth = not self.step_ns or self.pair_ns >= WORTH * self.step_ns
         is_large = (self.bytes or 0) >= FEW_BYTES
         return half if half and is_tail and can_divide and is_large and is_worth and not is_late else None
@@ -203,7 +224,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     of_pass = [each for each in of_rank if _pass_key(each) == _pass_key(one)]
     sizes = {collective.bytes for collective in own if collective.bytes is not None}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
-    late_rank, late_cost_ns = _find_late_rank(skew, typical)
+    late = _find_late(skew, typical)
     return RootCause(
         step=one.step,
         steps=max(1, len(found.exposed_by_step)),
@@ -215,8 +236,10 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         pair_ns=pair_ns,
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
         knows_late=skew is None or skew.reason is None,
-        late_rank=late_rank,
-        late_cost_ns=late_cost_ns,
+        late_rank=late and late.name,
+        late_cost_ns=late and late.cost_ns,
+        late_ranks=late.ranks if late else 1,
+        is_usually_late=late is None or late.is_usual,
         ranks=sum(len(of_rank) > 0 for of_rank in rows),
         operation=one.op,
         blocking=one.blocking,
@@ -292,16 +315,27 @@ def _find_culprit(step: Sequence[Collective]) -> tuple[tuple[str, str], int, tup
     return pair, pairs[pair], culprit, culprit_ns
 
 
-def _find_late_rank(skew: RunSkew | None, key: int | None) -> tuple[str | None, int | None]:
-    """Return the name of the rank that arrives last in the step with this key, and what that costs.
+class _Late(NamedTuple):
+    """Who is late in a step: names, what that costs, how many ranks they are, and whether they are in most steps."""
 
-    Both are ``None`` unless the rank is last in most steps: else different ranks are late in different steps.
-    """
-    for one in skew.steps if skew else ():
-        if skew and one.step == key and one.last is not None:
+    name: str
+    cost_ns: int | None
+    ranks: int
+    is_usual: bool
+
+
+def _find_late(skew: RunSkew | None, key: int | None) -> _Late | None:
+    """Return the ranks that are late together in the step with this key, else the rank that arrives last in it."""
+    if skew is None or key is None:
+        return None
+    if (group := skew.group) and key in group.keys:
+        cost_ns = None if group.costs_ns is None else group.costs_ns[group.keys.index(key)]
+        return _Late(skew.names_of(group.ranks), cost_ns, len(group.ranks), 2 * group.steps > len(skew.steps))
+    for one in skew.steps:
+        if one.step == key and one.last is not None:
             rank = skew.ranks[one.last]
-            return (rank.name, one.cost_ns) if 2 * rank.last_steps > len(skew.steps) else (None, None)
-    return None, None
+            return _Late(rank.name, one.cost_ns, 1, 2 * rank.last_steps > len(skew.steps))
+    return None
 
 
 def _sum_lengths(run: RunAnalysis, key: int | None) -> int | None:

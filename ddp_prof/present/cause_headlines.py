@@ -33,7 +33,7 @@ _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 """Waiting for peers is mentioned if it is at least this fraction of the exposed time."""
 _LARGE_PART = 0.25
-"""A collective, or a late rank, is named as the cause if it explains at least this fraction of the time in question."""
+"""A collective is named as the cause if it explains at least this fraction of the time in question."""
 
 
 def root_cause_headline(
@@ -94,7 +94,7 @@ def cause_in_short(cause: RootCause | None, reason: str | None, blocking: RunBlo
         return cause_headline(cause, reason, blocking), ""
     share = percent(cause.pair_ns / cause.exposed_ns)
     text = f"{share} of exposed time is {_exposure_kind(cause)}: {_culprit_name(cause, shown=1)}."
-    if _is_late(cause):
+    if cause.is_late:
         return text, f"{_late_text(cause)} (ddp-prof skew)."
     return text, _advice(cause).strip()
 
@@ -128,7 +128,7 @@ def _exposed_headline(cause: RootCause | None) -> Headline:
     whole = "the typical step's exposed time" if cause.steps > 1 else "exposed time"
     is_worth_a_word = waited >= _WORTH_A_WORD and cause.why != PEER_WAIT
     more = f" (a peer was missing in {percent(waited)} of the exposed time)" if is_worth_a_word else ""
-    if _is_late(cause):
+    if cause.is_late:
         more = f" ({_late_text(cause)})"
     return Headline(
         f"{share} of {whole} is {_exposure_kind(cause)}{more}",
@@ -139,7 +139,9 @@ def _exposed_headline(cause: RootCause | None) -> Headline:
 def _late_text(cause: RootCause) -> str:
     """Say which rank is late, and how much shorter the step would be if it were not."""
     gain = milliseconds(cause.late_cost_ns or 0)
-    return f"{cause.late_rank} is late: without that, and what queued behind it, the step is {gain} shorter"
+    late = f"{cause.late_rank} {'is' if cause.late_ranks == 1 else 'are'} late"
+    late += "" if cause.is_usually_late else " in this step"
+    return f"{late}: without that, and what queued behind it, the step is {gain} shorter"
 
 
 WHEN = {
@@ -215,8 +217,9 @@ def _advice(cause: RootCause) -> str:
     # Whether waiting for peers is most of it.
     waits = 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT
     skew = " 'ddp-prof skew' shows which rank arrives late." if waits and cause.knows_late else ""
-    if _is_late(cause):
-        waits, skew = True, f" 'ddp-prof skew' shows how late {cause.late_rank} is in other steps."
+    if cause.is_late:
+        who = f"how late {cause.late_rank} {'is' if cause.late_ranks == 1 else 'are'}"
+        waits, skew = True, f" 'ddp-prof skew' shows {who if cause.is_usually_late else 'who is late'} in other steps."
     if cause.times_per_step > 1 and cause.carries_gradients:  # fewer reductions also wait less often
         what = f"The step reduces this bucket {cause.times_per_step} times: if it"
         if cause.bucket is None:
@@ -259,16 +262,6 @@ def _advice(cause: RootCause) -> str:
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         return " No compute ran meanwhile."
     return ""
-
-
-def _is_late(cause: RootCause) -> bool:
-    """Whether a late rank explains a large part of the exposed time.
-
-    The exposed time is the sum over all ranks. So what one rank would gain without the lag is multiplied by the number
-    of ranks that wait.
-    """
-    gained_ns = (cause.late_cost_ns or 0) * max(1, cause.ranks - 1)
-    return cause.late_rank is not None and gained_ns >= _LARGE_PART * cause.exposed_ns
 
 
 def _name_collective(cause: RootCause) -> str:

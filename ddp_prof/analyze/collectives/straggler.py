@@ -256,12 +256,14 @@ class LateGroup:
         lag_ns: The median of their lags in the steps in which all of them are late.
         costs_ns: For each of these steps, the largest time that another rank would gain if none of them were late;
             ``None`` if the exposed time of some rank is not known.
+        keys: The keys of these steps.
     """
 
     ranks: tuple[int, ...]
     lag_ns: int
     steps: int
     costs_ns: tuple[int, ...] | None
+    keys: tuple[int, ...] = ()
 
     @property
     def cost_ns(self) -> int | None:
@@ -716,7 +718,7 @@ def _measure_group(run: RunAnalysis, compared: _Comparison, knows_costs: bool) -
         late[:, ranks] = True
         costs = tuple(_costs_of_steps(run, [compared.rows[step] for step in steps], late).tolist())
     lag_ns = round(float(np.median(compared.lags_ns[steps][:, ranks])))
-    return LateGroup(ranks, lag_ns, len(steps), costs)
+    return LateGroup(ranks, lag_ns, len(steps), costs, tuple(compared.keys[step] for step in steps))
 
 
 def _late_together(late: Mask) -> tuple[int, ...]:

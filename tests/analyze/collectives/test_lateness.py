@@ -27,9 +27,16 @@ FORWARD, BUCKET, TRANSFER, OPTIMIZER = 20, 10, 8, 4
 
 
 def job(
-    late_ms: int, transfer_ms: int = TRANSFER, *, begins_late: bool = False, late_ranks: Collection[int] = (LATE,)
+    late_ms: int,
+    transfer_ms: int = TRANSFER,
+    *,
+    begins_late: bool = False,
+    late_ranks: Collection[int] = (LATE,),
+    in_turns: bool = False,
 ) -> Capture:
     """Each late rank is late by so much in each step, in its forward, or because it begins the step so much later.
+
+    If ranks are late in turns, one of all ranks is in each step.
 
     ms        0          20        30        40        50        60       68
     compute   ffffffffff b0        b1        b2        b3                 oo
@@ -38,7 +45,7 @@ def job(
     capture = Capture(threads={(100 + rank, 131): "pt_autograd_0" for rank in range(RANKS)})
     length = FORWARD + BUCKETS * max(BUCKET, transfer_ms) + BUCKET + transfer_ms + OPTIMIZER + late_ms + 1
     for rank in range(RANKS):
-        process, late = 100 + rank, late_ms if rank in late_ranks else 0
+        process = 100 + rank
         whole = f"process|rank={rank}|world={RANKS}|variant=bucketed|backend=nccl|device=cuda"
         capture.ranges.append(Range(whole, 0, STEPS * length * MS, process, process, "ddp_prof"))
 
@@ -50,6 +57,7 @@ def job(
 
         for step in range(STEPS):
             begin = step * length + 0.1
+            late = late_ms if (rank == step % RANKS if in_turns else rank in late_ranks) else 0
             own = begin + (late if begins_late else 0)
             step_end = round((step + 1) * length * MS)
             capture.ranges.append(Range(f"step|index={step}", round(own * MS), step_end, process, process, "ddp_prof"))
@@ -94,6 +102,27 @@ def test_ranks_of_a_late_node_cost_what_is_gained_without_the_lag_of_all(tmp_pat
     (finding,) = [one for one in run.doctor().findings if one.rule == "straggler"]
     assert finding.ranks == ("rank 1", "rank 2")
     assert finding.evidence.startswith("Ranks 1-2 arrive last together in 6 of 6 steps, by 16.00 ms (median); that")
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        ({"late_ranks": (1, 2)}, r"\(ranks 1-2 are late: .* shows how late ranks 1-2 are in other steps\."),
+        ({"in_turns": True}, r"\(rank \d is late in this step: .* shows who is late in other steps\."),
+    ],
+    ids=["together", "in turns"],
+)
+def test_what_queues_behind_waits_for_late_ranks_is_not_said_to_need_a_faster_link(
+    tmp_path: Path, late: dict[str, Any], said: str
+) -> None:
+    """As of one late rank: without the lag of these, a step is 16 ms shorter, and nothing queues."""
+    _, _, cause, _ = told(job(16, **late), tmp_path)
+    assert "queued behind another collective" in cause
+    assert "late: without that, and what queued behind it, the step is 16.0 ms shorter)" in cause.replace(
+        " in this step", ""
+    )
+    assert re.search(said, cause)
+    assert "faster link" not in cause
 
 
 def late_in_steps(*of_steps: Collection[int], ranks: int = 8) -> Any:
