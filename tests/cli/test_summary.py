@@ -130,6 +130,7 @@ def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -
     ("waits", "blocking", "gain", "said"),
     [
         ("host", 0, 0.6, "the host waits for it"),
+        ("host by a stream", 0, 0.6, "the host waits for it"),
         ("stream", 0, 0, "would gain nothing"),
         ("none", None, 0.6, "at most 60 %"),
     ],
@@ -144,7 +145,8 @@ def test_who_waits_for_a_collective_decides_what_hiding_it_gains(
     stream 20       AAAAAAAAAAAAAAAAAA
     host       ...wwwwwwwwwwwwwwwwwwww  o
 
-    Where no wait for the all-reduce was recorded at all, its result may be needed in a way that no trace holds.
+    The host waits for the stream of the all-reduce, or for stream 7, which was made to wait for it, as in a barrier of
+    torch. Where no wait for the all-reduce was recorded at all, its result may be needed in a way that no trace holds.
     """
     capture = Capture()
     for at, number in ((100 * US * step, 20 * step) for step in range(5)):
@@ -160,18 +162,20 @@ def test_who_waits_for_a_collective_decides_what_hiding_it_gains(
         ]
         if waits == "host":
             capture.syncs.append(Sync("cudaStreamSynchronize_v3020", at + 400, number + 5, 20, lasts=65 * US))
-        if waits == "stream":
+        if waits in ("stream", "host by a stream"):
             capture.syncs += [
                 Sync("cudaEventRecord_v3020", at + 400, number + 5, 20, event=6, sync_id=42 + number),
                 Sync("cudaStreamWaitEvent_v3020", at + 500, number + 6, 7, event=6, sync_id=42 + number),
             ]
+        if waits == "host by a stream":
+            capture.syncs.append(Sync("cudaStreamSynchronize_v3020", at + 600, number + 7, 7, lasts=65 * US))
     trace = write_capture(tmp_path / "x.sqlite", capture, "2023.4")
     (found,) = summary(trace)["runs"]
     assert found["blocking_ns"] == blocking
     assert found["gain_at_most"] == pytest.approx(gain)
     assert said in found["headline"]
     (rank,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
-    assert rank["dependencies"]["host_waits"] == (5 if waits == "host" else 0)
+    assert rank["dependencies"]["host_waits"] == (5 if waits.startswith("host") else 0)
     assert (rank["dependencies"]["reason"] or "").startswith("no recorded wait is for a collective") == (
         waits == "none"
     )

@@ -32,6 +32,7 @@ from ddp_prof.table import (
     concatenate_columns,
     distinct,
     distinct_rows,
+    positions,
     rows_of,
     select,
     take_or_unknown,
@@ -74,6 +75,8 @@ class Dependencies:
         place: For each activity, the position of its launch in the order of calls.
         in_order: The activities stream by stream, in the order of their launch; only those whose ``place`` is known.
         stream: For each activity, the number of its stream, in the same numbering as ``call_stream``.
+        awaited, awaited_by: What resolved waits wait for, also if no operation follows them: each activity of
+            ``awaited``, on another stream, is waited for by the synchronization of ``awaited_by``.
     """
 
     edges: Edges
@@ -86,6 +89,8 @@ class Dependencies:
     place: Ints
     in_order: Ints
     stream: Ints
+    awaited: Ints
+    awaited_by: Ints
 
 
 def find_dependencies(trace: Trace) -> Dependencies:
@@ -123,6 +128,8 @@ def find_dependencies(trace: Trace) -> Dependencies:
     )
     producer = _rows_among(placed, producer)
     edges = Edges(producer, consumer[which], waits[which])
+    is_other = (producer != UNKNOWN) & (take_or_unknown(of_activity, producer) != of_call[edges.wait])
+    awaited, awaited_by = producer[is_other], edges.wait[is_other]
     crosses = (edges.producer != UNKNOWN) & (edges.consumer != UNKNOWN)
     edges = select(edges, crosses)
     edges = select(edges, of_activity[edges.producer] != of_activity[edges.consumer])
@@ -145,6 +152,8 @@ def find_dependencies(trace: Trace) -> Dependencies:
         place=place,
         in_order=order,
         stream=of_activity,
+        awaited=awaited,
+        awaited_by=awaited_by,
     )
 
 
@@ -403,12 +412,27 @@ class HostCalls:
         _, place = np.unique(np.concatenate([dependencies.place[work[copies]], self.place]), return_inverse=True)
         by_number = Sequences(number[: len(copies)], place[: len(copies)])
         copy = take_or_unknown(copies, by_number.last_before(number[len(copies) :], place[len(copies) :] + 1))
+        # If the stream was itself made to wait since then, the call waits for the same, as in a barrier of torch.
+        row_of = positions(work, len(trace.activities))
+        producer, waits = row_of[dependencies.awaited], dependencies.awaited_by
+        since = take_or_unknown(dependencies.place[work], on_stream)
+        made_to_wait = []
+        for one in distinct(take_or_unknown(stream, producer[producer != UNKNOWN])):
+            of_one = np.flatnonzero(take_or_unknown(stream, producer) == one)
+            places = dependencies.call_place[waits[of_one]]
+            last = Sequences(dependencies.call_stream[waits[of_one]], places).last_before(
+                *(take_or_unknown(column, mark) for column in marked)
+            )
+            is_pending = (last != UNKNOWN) & (kind != SyncKind.HOST_WAIT_DEVICE) & (kind != SyncKind.COPY)
+            is_pending &= take_or_unknown(places, last) > since
+            made_to_wait.append(np.where(is_pending, take_or_unknown(producer[of_one], last), UNKNOWN))
         # A call that waits for the whole device waits for the last operation of each stream.
         is_device = kind == SyncKind.HOST_WAIT_DEVICE
         awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
         for one in distinct(stream):
             last = launches.last_before(np.full(len(rows), one), self.place)
             awaited.append(np.where(is_device, last, UNKNOWN))
+        awaited += made_to_wait
         self.awaits, self.awaited = np.tile(each, len(awaited)), np.concatenate(awaited)
         # An operation that ends after the call returned was not what it waited for.
         end_ns = trace.activities.end_ns[work]
