@@ -19,6 +19,7 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
 
 _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
+_TO_ONE_RANK = OPERATIONS.index("reduce")
 _BROADCAST, _BARRIER = OPERATIONS.index("broadcast"), OPERATIONS.index("barrier")
 
 
@@ -531,10 +532,11 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     """Find copies of gradients out of their buckets.
 
     Found if the first operation that needs a reduced bucket is a memory copy, for most reductions of gradients. The
-    cost is that of the slowest rank: the copies, and their launches as far as the host delays the step.
+    cost is that of the slowest rank: the copies, and their launches as far as the host delays the step. What is reduced
+    to shards or to one rank is none of torch's DDP, whose argument is the advice.
     """
-    every = run.gradients
-    if run.is_cpu:
+    every = select(run.gradients, ~np.isin(run.gradients.operation, (_SCATTER, _TO_ONE_RANK)))
+    if run.is_cpu or (len(run.gradients) and not len(every)):
         return None
     if not len(every):
         return Abstained("copies out of buckets", run.why_no_steps) if run.why_no_steps else None

@@ -1273,6 +1273,13 @@ def test_buckets_are_the_advice_to_all_reduces_and_units_to_shards(
     assert words in finding.advice
 
 
+@pytest.mark.parametrize("operation", ["AllReduce_Sum", "ReduceScatter_Sum", "Reduce_Sum"])
+def test_gradient_as_bucket_view_is_the_advice_to_all_reduces_alone(operation: str) -> None:
+    """What shards gradients has no such argument; torch's DDP, which has it, does not shard them."""
+    trace = training(consumer="memcpy", operation=operation).trace()
+    assert ("copies out of buckets" in named(trace)) == (operation == "AllReduce_Sum")
+
+
 def test_a_copy_of_the_loss_to_the_host_is_none_out_of_a_bucket() -> None:
     copied = with_consumer_bytes(training(consumer="memcpy").trace(), 8 << 20)
     assert "copies out of buckets" in named(copied)
