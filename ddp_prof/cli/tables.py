@@ -171,10 +171,15 @@ def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) 
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.html.page import write_figure
+    from ddp_prof.table import UNKNOWN
 
     analysis = run.analysis()
     shown = run.collectives().typical_step if step is None else step
     ranks = () if shown is None else view_step(analysis, shown)
+    if not any((rank.keys != UNKNOWN).any() for rank in analysis.ranks):
+        raise TraceError(
+            analysis.trace, "nothing in its steps is known to communicate", "'ddp-prof timeline' draws what they hold"
+        )
     if shown is None or not ranks:
         raise TraceError(analysis.trace, "no communication in this step", "choose another one with --step")
     headline = _main_cause(run)

@@ -46,6 +46,22 @@ def test_steps_that_are_not_there_are_an_error(trace: Path, tmp_path: Path) -> N
     assert "none of the steps asked for is among its measured steps 0 to 3" in result.stderr
 
 
+def test_another_step_is_advised_only_where_a_step_communicates(trace: Path, tmp_path: Path) -> None:
+    """Where nothing communicates, '--step' could not help."""
+    alone = known_truth()
+    alone.kernels = [kernel for kernel in alone.kernels if "nccl" not in kernel.name]
+    nothing = write_capture(tmp_path / "alone.sqlite", alone)
+    picture = ("--html", tmp_path / "x.html", "--step", "99")
+    assert "choose another one with --step" in run("collectives", trace, *picture).stderr
+    said = run("collectives", nothing, *picture)
+    assert (said.exit_code, said.stderr.splitlines()[-1]) == (
+        1,
+        f"Error: {nothing}: nothing in its steps is known to communicate: 'ddp-prof timeline' draws what they hold",
+    )
+    assert run("timeline", nothing, "-o", tmp_path / "y.html").exit_code == 0
+    assert not (tmp_path / "x.html").exists()
+
+
 def test_a_report(trace: Path, tmp_path: Path) -> None:
     result = run("report", trace, "-o", tmp_path / "figures")
     assert (result.exit_code, result.stdout.strip()) == (0, str(tmp_path / "figures" / "index.html"))
