@@ -54,6 +54,14 @@ def test_met_is_exit_code_0(trace: Path, limits: list[str]) -> None:
     assert result.stdout.startswith("passed, ")
 
 
+def test_what_two_decimals_do_not_tell_apart_is_said(trace: Path) -> None:
+    """A table with 'measured 9.00, limit 9.00, failed' seemed to be wrong."""
+    (row,) = csv.DictReader(io.StringIO(run("check", trace, "--max-exposed-ms", "8.999", "--format", "csv").stdout))
+    assert (row["verdict"], row["why"]) == ("failed", "beyond the limit by less than the table shows")
+    (row,) = csv.DictReader(io.StringIO(run("check", trace, "--max-exposed-ms", "8.9", "--format", "csv").stdout))
+    assert (row["verdict"], row["why"]) == ("failed", "")
+
+
 @pytest.mark.parametrize(
     "limits",
     [

@@ -104,16 +104,19 @@ def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> R
     """Return the row of one requirement; ``compared``: whether there is a baseline, which has further columns."""
     scale, unit = UNITS[verdict.unit]
     figures = ("measured", "limit", "baseline", "spread") if compared else ("measured", "limit")
-    values = values_of(verdict, *figures)
+    values = {name: None if value is None else value * scale for name, value in values_of(verdict, *figures).items()}
+    why = verdict.reason
+    if verdict.status == "failed" and not why and len({f"{values[name]:.2f}" for name in ("measured", "limit")}) == 1:
+        why = "beyond the limit by less than the table shows"
     return {
         "run": check.run.label,
         "device": check.run.device,
         "requirement": verdict.requirement,
-        **{name: None if value is None else value * scale for name, value in values.items()},
+        **values,
         "unit": unit,
         "verdict": verdict.status,
         "decided_by": verdict.rank.name if verdict.rank else "all ranks",
-        "why": verdict.reason,
+        "why": why,
     }
 
 
