@@ -325,8 +325,11 @@ class _Late(NamedTuple):
 
 
 def _find_late(skew: RunSkew | None, key: int | None) -> _Late | None:
-    """Return the ranks that are late together in the step with this key, else the rank that arrives last in it."""
-    if skew is None or key is None:
+    """Return the ranks that are late together in the step with this key, else the rank that arrives last in it.
+
+    ``None`` also if it may have received late: who is the cause is not known.
+    """
+    if skew is None or key is None or skew.doubt:
         return None
     if (group := skew.group) and key in group.keys:
         cost_ns = None if group.costs_ns is None else group.costs_ns[group.keys.index(key)]
@@ -392,10 +395,11 @@ def _pass_key(collective: Collective) -> tuple[object, int | None]:
 def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:
     """Return a key of a collective that is the same on all ranks: bucket, operation and size.
 
-    If its bucket is not known, the key contains only its position in the step.
+    If its bucket is not known, the key contains its operation and its position in the step: what stands there on
+    another rank, such as a receive of the next stage of a pipeline, is another collective.
     """
     if collective.bucket is None:
-        return (None, None, collective.index)
+        return (None, collective.op, collective.index)
     return (collective.bucket, collective.op, -1 if collective.bytes is None else collective.bytes)
 
 

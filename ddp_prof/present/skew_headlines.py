@@ -71,6 +71,9 @@ def _doubt_text(skew: RunSkew, who: str) -> str:
 
 def _in_turns_text(skew: RunSkew) -> str:
     """Say, after a space, what it costs that ranks are late in turns; empty if that is nothing, or not known."""
+    if skew.in_turns:
+        mean = milliseconds(skew.in_turns.cost_ns)
+        return f" Without the lag of its late ranks, a step would be up to {mean} shorter (mean of all steps)."
     costs = [step.cost_ns for step in skew.steps if step.cost_ns is not None]
     if len(costs) < len(skew.steps) or not any(costs):
         return ""

@@ -25,7 +25,7 @@ than chance explains. Its cost is what another rank would gain if none of the gr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -272,6 +272,29 @@ class LateGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class LateInTurns:
+    """Ranks that are late in turns: other ones in other steps.
+
+    Attributes:
+        ranks: The indices of the ranks that are late in each step, by its key; steps without such ranks are left out.
+        costs_ns: For each step, the largest time that another rank would gain if none of its late ranks were late.
+    """
+
+    ranks: Mapping[int, tuple[int, ...]]
+    costs_ns: tuple[int, ...]
+
+    @property
+    def cost_ns(self) -> int:
+        """The mean of the steps' costs."""
+        return round(sum(self.costs_ns) / len(self.costs_ns))
+
+    @property
+    def median_cost_ns(self) -> int:
+        """The median of the steps' costs: 0 if most steps lose nothing."""
+        return round(float(np.median(self.costs_ns)))
+
+
+@dataclass(frozen=True, slots=True)
 class RunSkew(FrameResult):
     """The skew of a run.
 
@@ -281,6 +304,9 @@ class RunSkew(FrameResult):
         reason: Why lags are not known; ``None`` if they are.
         group: The ranks that are late together in more steps than chance explains; ``None`` if there are none.
         doubt: Why the straggler, or the group, may not be the cause of its lag; ``None`` if nothing says so.
+        in_turns: The ranks that are late in each step if there is no straggler and no group; ``None`` if there is, if
+            their cost is not known, or if some of them may have received late. Also on a CPU, where ranks take each
+            other's time, so that one of them is always late.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -292,6 +318,7 @@ class RunSkew(FrameResult):
     has_steps: bool = True
     group: LateGroup | None = None
     doubt: str | None = None
+    in_turns: LateInTurns | None = None
 
     def to_frame(self) -> DataFrame:
         """Return a table with one row per rank."""
@@ -358,6 +385,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         has_steps=run.has_steps,
         group=group,
         doubt=MAY_HAVE_RECEIVED_LATE if any(_may_have_received_late(run, compared, index) for index in late) else None,
+        in_turns=None if late or waits_ns is None or run.device == "cpu" else _measure_turns(run, compared),
     )
 
 
@@ -719,6 +747,20 @@ def _measure_group(run: RunAnalysis, compared: _Comparison, knows_costs: bool) -
         costs = tuple(_costs_of_steps(run, [compared.rows[step] for step in steps], late).tolist())
     lag_ns = round(float(np.median(compared.lags_ns[steps][:, ranks])))
     return LateGroup(ranks, lag_ns, len(steps), costs, tuple(compared.keys[step] for step in steps))
+
+
+def _measure_turns(run: RunAnalysis, compared: _Comparison) -> LateInTurns | None:
+    """Return the ranks that are late in each step, and what that costs; ``None`` if some may have received late."""
+    late = compared.among_late
+    ever = np.flatnonzero(late.any(axis=0)).tolist()
+    if not ever or any(_may_have_received_late(run, compared, index) for index in ever):
+        return None
+    ranks = {
+        key: tuple(np.flatnonzero(of_step).tolist())
+        for key, of_step in zip(compared.keys, late, strict=True)
+        if of_step.any()
+    }
+    return LateInTurns(ranks, tuple(_costs_of_steps(run, compared.rows, late).tolist()))
 
 
 def _late_together(late: Mask) -> tuple[int, ...]:

@@ -124,15 +124,18 @@ class WhatIf:
         """
         return self._gain([one.replay for one in self._ranks], choose)
 
-    def without_lag(self, late: Collection[int]) -> Gain:
-        """Return the gain of the other ranks if none of them waited for the ranks with the indices ``late``."""
+    def without_lag(self, late: Callable[[int], tuple[int, ...]]) -> Gain:
+        """Return the gain of the other ranks if none of them waited for the ranks that are late.
+
+        ``late`` returns their indices, given the key of a step.
+        """
         return self._gain([one.replay for one in self._ranks], late=late)
 
     def _gain(
         self,
         replays: Sequence[Replay | None],
         choose: Callable[[RankCollectives], Mask] | None = None,
-        late: Collection[int] = (),
+        late: Callable[[int], tuple[int, ...]] = lambda _: (),
     ) -> Gain:
         """Return the gain of changed replays against the recorded ones.
 
@@ -153,16 +156,22 @@ class WhatIf:
 
         changed = weighed(replays)
         before = self._join(weighed([one.replay for one in self._ranks]))
-        after = self._join(changed, choose, late) if len(changed) == len(replays) else None
-        if before is None or after is None:
-            return unknown_gain(CLOCKS_CONTRADICT if len(changed) == len(replays) else CALLS_OUT_OF_ORDER)
-        steps = self._steps(after)
+        if before is None or len(changed) < len(replays):
+            return unknown_gain(CALLS_OUT_OF_ORDER if len(changed) < len(replays) else CLOCKS_CONTRADICT)
+        # One replay for each choice of late ranks; a late rank does not tell when the step of the others ends.
+        steps = [(key, start_ns, late(key)) for key, start_ns in self._steps(before)]
+        found_after = {who: self._join(changed, choose, who) for who in dict.fromkeys(who for *_, who in steps)}
+        afters = {who: after for who, after in found_after.items() if after is not None}
+        if len(afters) < len(found_after):
+            return unknown_gain(CLOCKS_CONTRADICT)
+        ended = {who: set(after.ends.step.tolist()) for who, after in afters.items()}
+        steps = [(key, start_ns, who) for key, start_ns, who in steps if key in ended[who]]
         if not steps:
             return unknown_gain(NO_WORK)
         # The steps are replayed with the estimated slowdown and with both ends of its interval.
         shares = (slowed.share, slowed.low, slowed.high) if slowed.share is not None else _UNKNOWN_SHARES
         gains = {
-            share: [simulate_gain(before, after, key, start_ns, share) for key, start_ns in steps]
+            share: [simulate_gain(before, afters[who], key, start_ns, share) for key, start_ns, who in steps]
             for share in {max(0.0, one) for one in shares if one is not None}
         }
         found = gain_of_steps(gains[max(0.0, shares[0] or 0.0)])

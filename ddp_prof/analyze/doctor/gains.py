@@ -86,20 +86,23 @@ def _with_model_error(gain: Gain) -> Gain:
 
 
 def _without_straggler(run: RunEvidence) -> Gain:
-    """Return the gain without the lag of the straggler, or of the ranks that are late together.
+    """Return the gain without the lag of the straggler, or of the ranks that are late together, or in turns.
 
     It is replayed or, where dependencies are not known, the mean over the steps in which they arrive last of what their
-    lag costs there (``run.skew``).
+    lag costs there (``run.skew``); of ranks that are late in turns, over all steps.
     """
     group, straggler = run.skew.group, run.skew.straggler
-    if late := group.ranks if group else () if straggler is None else (straggler,):
-        gain = run.what_if.without_lag(late)
-        if gain.ns is not None:
-            return gain
+    late = group.ranks if group else () if straggler is None else (straggler,)
+    in_turns = run.skew.in_turns.ranks if run.skew.in_turns else {}
+    gain = run.what_if.without_lag(lambda key: late or in_turns.get(key, ()))
+    if gain.ns is not None:
+        return gain
     if not run.knows_queues:
         return unknown_gain(NO_LAUNCH)
     if group and group.costs_ns is not None:
         return gain_of_steps(group.costs_ns, is_mean=True)
+    if run.skew.in_turns:
+        return gain_of_steps(run.skew.in_turns.costs_ns, is_mean=True)
     steps = [step for step in run.skew.steps if step.last is not None and step.last == straggler]
     costs = [step.cost_ns for step in steps if step.cost_ns is not None]
     if not costs or len(costs) < len(steps):

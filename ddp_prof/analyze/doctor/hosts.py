@@ -19,6 +19,12 @@ _HOST_SHARE = 0.25
 """The host is reported as late if it takes at least this fraction of a step."""
 _OVERHEAD_SHARE = 0.05
 """The profiler is reported if it works for more than this fraction of the time of steps."""
+_IN_TURNS_SHARE = 0.05
+"""Ranks that are late in turns are reported if that costs more than this fraction of most steps: all ranks jitter."""
+_AS_LONG = 0.8
+"""A rank waits for launches, or computes, as long as another one if it does for at least this fraction of its time."""
+_CLEARLY_LONGER = 1.2
+"""A rank computes clearly longer than the others if it does so for at least this many times their median."""
 _LEAST_HOOKS = 3
 """Only passes of backward with at least this number of collectives tell whether the host waits for each of them."""
 _DELAY_TOLERANCE = 0.5
@@ -176,6 +182,9 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         return None
     cost = median_or_zero([ns for _, ns, _ in late])
     between = median_or_zero([max(0, step_ns - path.path_ns) for path, _, step_ns in late])
+    # The path of a step goes through one rank; others whose device waits for launches for as long are no better.
+    named = {path.rank for path, _, _ in late}
+    least_ns = max(_AS_LONG * min(unfed[name] for name in named), _HOST_SHARE * median_or_zero([ns for *_, ns in late]))
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     where = "on the critical path" + (", or in the next step," if run.analysis.has_steps else "")
     return Finding(
@@ -183,7 +192,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is time in which the device waits for "
         f"launches: what came next {where} could not begin before the host had launched it.",
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
-        tuple(dict.fromkeys(path.rank for path, _, _ in late)),
+        tuple(name for name, ns in unfed.items() if name in named or ns >= least_ns),
         tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),
         cost,
     )
@@ -253,16 +262,17 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
-    """Find a rank for which the other ranks wait, or several that are late together.
+    """Find a rank for which the other ranks wait, or several that are late together or in turns.
 
     Found if a rank, or a group of ranks, arrives last more often than chance explains, and the step would be shorter
-    without its lag.
+    without its lag; or if another rank is late in each step, and most steps would be clearly shorter without that.
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
     if run.skew.doubt:
         blamed = run.skew.group.ranks if run.skew.group else (run.skew.straggler or 0,)
-        return Abstained("straggler", f"who arrives last ({run.skew.names_of(blamed)}) {run.skew.doubt}")
+        reason = f"who arrives last ({run.skew.names_of(blamed)}) {run.skew.doubt}"
+        return Abstained("straggler", f"{reason}{_longest_compute_text(run)}")
     if run.skew.group:
         return _late_group(run, run.skew.group)
     # Without a straggler: undecided if one rank is last in all steps, but these are too few, or if nothing marks steps.
@@ -276,7 +286,7 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
                 which = f"each of {rank.last_steps} steps" if rank.last_steps > 1 else "the only step"
                 reason = f"{rank.name} arrives last in {which}, too few to exclude chance"
                 return Abstained("straggler", reason)
-        return None
+        return _late_in_turns(run)
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
     cost = late.cost_when_last_ns
     if cost == 0:
@@ -294,6 +304,23 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
+def _longest_compute_text(run: RunEvidence) -> str:
+    """Say, after a semicolon, which ranks compute clearly longer than the others, as a slow stage of a pipeline does.
+
+    Empty if there are none, or if most ranks do.
+    """
+    times = {rank.name: (rank.compute_ns or 0) / max(1, len(rank.steps)) for rank in run.overlap.ranks}
+    usual, longest = float(np.median([*times.values()])), max(times.values())
+    found = [index for index, rank in enumerate(run.skew.ranks) if times.get(rank.name, 0) >= _AS_LONG * longest]
+    if longest < _CLEARLY_LONGER * usual or 2 * len(found) >= len(times):
+        return ""
+    verb = "compute" if len(found) > 1 else "computes"
+    return (
+        f"; {run.skew.names_of(found)} {verb} longest, up to {longest / 1e6:.2f} ms of a step (median of all ranks: "
+        f"{usual / 1e6:.2f} ms)"
+    )
+
+
 def _late_group(run: RunEvidence, group: LateGroup) -> Finding | None:
     """Return the finding of ranks that are late together; ``None`` if that costs the others nothing."""
     names, cost = tuple(run.skew.ranks[index].name for index in group.ranks), group.cost_ns
@@ -308,6 +335,29 @@ def _late_group(run: RunEvidence, group: LateGroup) -> Finding | None:
         f"{group.lag_ns / 1e6:.2f} ms (median){costs}.",
         "Compare their input, clocks, power limit and placement with the other ranks': they may have a node in common.",
         names,
+        (),
+        cost,
+    )
+
+
+def _late_in_turns(run: RunEvidence) -> Finding | None:
+    """Return the finding of ranks that are late in turns; ``None`` if that costs most steps little, or is not known."""
+    step_ns = median_or_zero([ns for rank in run.overlap.ranks for ns in rank.lengths_ns])
+    turns = run.skew.in_turns
+    if not turns or not step_ns or turns.median_cost_ns < _IN_TURNS_SHARE * step_ns:
+        return None
+    steps = [step for step in run.skew.steps if step.last is not None]
+    lag_ns = median_or_zero([step.lags_ns[step.last] or 0 for step in steps if step.last is not None])
+    most, cost = "" if run.knows_queues else "at most ", turns.cost_ns
+    several = max(map(len, turns.ranks.values())) > 1
+    return Finding(
+        "straggler",
+        f"Ranks are late in turns: in {len(steps)} of {len(run.skew.steps)} steps {'some' if several else 'one'} of "
+        f"them arrive{'' if several else 's'} last, by {lag_ns / 1e6:.2f} ms (median), and none so often that chance "
+        f"does not explain it; that costs another rank {most}{cost / 1e6:.2f} ms in a step (mean).",
+        "Give all ranks equal work in each step (samples of equal length, packed or sorted into buckets), and look for "
+        "pauses that any of them may have: data loading, garbage collection, other programs.",
+        (),
         (),
         cost,
     )

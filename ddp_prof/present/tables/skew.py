@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+from ddp_prof.analyze.collectives.straggler import LateGroup, RankSkew, RunSkew
 from ddp_prof.columns import Row, document_of, table_columns, table_row
+from ddp_prof.present.columns import values_of
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.table import Digest, Document, TableView, run_document
 from ddp_prof.present.tables.collectives import alignment_document, alignment_note
@@ -32,6 +33,8 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
             ranks=[document_of(rank) for rank in skew.ranks],
             steps=[document_of(step) for step in skew.steps],
             straggler=skew.straggler,
+            group=_group_document(skew.group) if skew.group else None,
+            doubt=skew.doubt,
             alignment=alignment_document(skew.alignment),
             headline=headline,
             warnings=list(skew.warnings),
@@ -47,6 +50,11 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
     steps = f" · {count_noun(len(skew.steps), 'step')}" if skew.has_steps else ""
     return TableView(join_lines([title + steps, headline]), rows, notes, document, digest=SKEW_DIGEST)
+
+
+def _group_document(group: LateGroup) -> Document:
+    """Return the figures of ranks that are late together; ``ranks`` are indices, as ``straggler`` is one."""
+    return {"ranks": list(group.ranks), **values_of(group, "steps", "lag_ns", "cost_ns")}
 
 
 _OF_STEPS = (

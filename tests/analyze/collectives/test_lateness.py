@@ -17,6 +17,7 @@ from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
 from ddp_prof.analyze.collectives.straggler import _late_together, _nearly_as_late
 from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.skew_headlines import skew_headline
+from ddp_prof.present.tables.skew import skew_view
 from ddp_prof.trace import UNKNOWN
 from tests.kineto_factory import event, write_kineto
 from tests.nsys_factory import NCCL, Capture, Kernel, Range, Sync, write_capture
@@ -26,17 +27,20 @@ RANKS, BUCKETS, STEPS, LATE = 4, 4, 6, 2
 FORWARD, BUCKET, TRANSFER, OPTIMIZER = 20, 10, 8, 4
 
 
+TURNS = {1: [(0,), (1,), (2,), (3,), (0,), (1,)], 2: [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]}
+
+
 def job(
     late_ms: int,
     transfer_ms: int = TRANSFER,
     *,
     begins_late: bool = False,
     late_ranks: Collection[int] = (LATE,),
-    in_turns: bool = False,
+    in_turns: int = 0,
 ) -> Capture:
     """Each late rank is late by so much in each step, in its forward, or because it begins the step so much later.
 
-    If ranks are late in turns, one of all ranks is in each step.
+    If ranks are late in turns, one of all ranks, or two, are in each step.
 
     ms        0          20        30        40        50        60       68
     compute   ffffffffff b0        b1        b2        b3                 oo
@@ -57,7 +61,7 @@ def job(
 
         for step in range(STEPS):
             begin = step * length + 0.1
-            late = late_ms if (rank == step % RANKS if in_turns else rank in late_ranks) else 0
+            late = late_ms if rank in (TURNS[in_turns][step] if in_turns else late_ranks) else 0
             own = begin + (late if begins_late else 0)
             step_end = round((step + 1) * length * MS)
             capture.ranges.append(Range(f"step|index={step}", round(own * MS), step_end, process, process, "ddp_prof"))
@@ -102,13 +106,16 @@ def test_ranks_of_a_late_node_cost_what_is_gained_without_the_lag_of_all(tmp_pat
     (finding,) = [one for one in run.doctor().findings if one.rule == "straggler"]
     assert finding.ranks == ("rank 1", "rank 2")
     assert finding.evidence.startswith("Ranks 1-2 arrive last together in 6 of 6 steps, by 16.00 ms (median); that")
+    document = skew_view(run.analysis(), run.skew()).document
+    assert document["group"] == {"ranks": [1, 2], "steps": 6, "lag_ns": 16 * MS, "cost_ns": 16 * MS}
+    assert document["doubt"] is None
 
 
 @pytest.mark.parametrize(
     ("late", "said"),
     [
         ({"late_ranks": (1, 2)}, r"\(ranks 1-2 are late: .* shows how late ranks 1-2 are in other steps\."),
-        ({"in_turns": True}, r"\(rank \d is late in this step: .* shows who is late in other steps\."),
+        ({"in_turns": 1}, r"\(rank \d is late in this step: .* shows who is late in other steps\."),
     ],
     ids=["together", "in turns"],
 )
@@ -123,6 +130,23 @@ def test_what_queues_behind_waits_for_late_ranks_is_not_said_to_need_a_faster_li
     )
     assert re.search(said, cause)
     assert "faster link" not in cause
+
+
+@pytest.mark.parametrize(("late_ms", "at_once"), [(16, 1), (2, 1), (16, 2)])
+def test_ranks_that_are_late_in_turns_cost_each_step_what_its_last_ones_are_late(
+    tmp_path: Path, late_ms: int, at_once: int
+) -> None:
+    """Each step of 89 ms is 16 ms shorter without that: the doctor found nothing, and the cause was the link."""
+    (run,) = load_runs(write_capture(tmp_path / "turns.sqlite", job(late_ms, in_turns=at_once)))
+    found = [one for one in run.doctor().findings if one.rule == "straggler"]
+    if late_ms == 2:
+        assert not found, "2 ms of 75 are jitter"
+        return
+    (finding,) = found
+    who = "one of them arrives" if at_once == 1 else "some of them arrive"
+    assert (finding.ranks, finding.cost_ns, finding.expected_gain_ns) == ((), 16 * MS, 16 * MS)
+    assert finding.evidence.startswith(f"Ranks are late in turns: in 6 of 6 steps {who} last, by 16.00 ms (median)")
+    assert "its late ranks, a step would be up to 16.0 ms shorter (mean of all steps)" in skew_headline(run.skew()).text
 
 
 def late_in_steps(*of_steps: Collection[int], ranks: int = 8) -> Any:
