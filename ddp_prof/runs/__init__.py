@@ -37,6 +37,8 @@ _NODE = re.compile(
 """The name of a node, as in ``node_1_rank_8_on_gpu07``."""
 _NODE_AND_RANK = re.compile(r"(?<=[._-])(?P<node>\d+)[._-](?P<rank>\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
 """The numbers of a node and of a rank before the ending, as in ``profile_99_1_8.nsys-rep``."""
+_CLOCKS_APART_NS = 1_000_000_000
+"""Longest time between recordings that were made at one time: clocks of hosts differ by less."""
 _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 """The time in the names that torch's ``tensorboard_trace_handler`` gives its files, in ns or ms."""
 
@@ -288,8 +290,9 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
     They fit if no rank occurs twice and all ranks have as many collectives of each operation. Where they were recorded
     at one time, or ``names_tell`` that they belong together, it is enough that they have as many in most steps that
     both recorded: one of them may have lost some. There it is also enough that they have as many in each communicator
-    that they share: stages of a pipeline have communicators of their own. ``why`` is the reason to join them, which
-    becomes a note.
+    that they share: stages of a pipeline have communicators of their own. Unless ``names_tell``, they do not fit if
+    they were recorded at different times: then they are of two jobs, or of two recordings of one. ``why`` is the reason
+    to join them, which becomes a note.
     """
     of_ranks = [run.identities() for run in runs]
     numbers = [rank for run in of_ranks for rank, *_ in run if rank is not None]
@@ -298,6 +301,10 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
     times = [times_ns for run in of_ranks for *_, times_ns in run]
     known = [times_ns for times_ns in times if times_ns]
     are_at_once = len(known) == len(times) > 0 and max(known)[0] <= min(end for _, end in known)
+    apart_ns = max(known)[0] - min(end for _, end in known) if known else 0
+    if not names_tell and apart_ns > _CLOCKS_APART_NS:
+        _keep_apart(runs, why, f"they were recorded {apart_ns / 1e9:,.1f} s apart, by UTC; --one-run joins them")
+        return {}
     counts = [[of_rank for _, _, of_rank, _ in run] for run in of_ranks]
     belongs = names_tell or are_at_once
     are_alike = all(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.runs import group_rank_files, load_runs
+from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run as run_command_line
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import known_truth
@@ -181,3 +182,19 @@ def test_ranks_are_one_run_also_if_the_size_of_their_job_is_not_known(
     for rank in (0, 1):
         write_trace(tmp_path, rank, f"node1_{100 + rank * 7}.json", world)
     assert [len(run.files) for run in load_runs(tmp_path)] == files
+
+
+@pytest.mark.parametrize(("apart_s", "runs"), [(0, 1), (50, 2)])
+def test_recordings_of_two_jobs_are_no_run(tmp_path: Path, apart_s: int, runs: int) -> None:
+    """Rank 0 of one job and rank 1 of the next one, a minute later, were one run, with lags of one behind the other."""
+    for rank in (0, 1):
+        kernel = event("kernel", "ncclDevKernel_AllReduce", "10", "20", correlation=1, device=0, stream=7)
+        call = event("cuda_runtime", "cudaLaunchKernel", "5", "1", correlation=1)
+        base = (1_700_000_000 + apart_s * rank) * 10**9
+        info = {"rank": rank, "world_size": 2}
+        write(tmp_path / f"host_{4711 + 7 * rank}.json", [kernel, call], distributedInfo=info, baseTimeNanoseconds=base)
+    found = load_runs(tmp_path)
+    assert len(found) == runs
+    (note,) = {note for run in found for note in run.notes}
+    assert ("they were recorded 50.0 s apart, by UTC; --one-run joins them" in note) == (runs == 2)
+    assert len(load_runs(tmp_path, LoadOptions(one_run=True))) == 1
