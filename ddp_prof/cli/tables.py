@@ -365,6 +365,10 @@ def compare(
         notes = [*waterfall_notes(changes, summaries), *notes_of_runs([run.overlap() for run in runs])]
         show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])
     else:
+        from ddp_prof.present.tables.compare import unchanged_notes
+
+        if len(runs) == 2 and are_one_variant(runs) and not parts:
+            view = replace(view, notes=[*view.notes, *unchanged_notes(changes)])
         show(output, _with_changes(view, runs, parts, summaries, output))
     if page or png:
         from ddp_prof.present.charts.comparison import draw_waterfall

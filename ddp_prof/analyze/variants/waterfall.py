@@ -13,7 +13,9 @@ windows of steps, see :mod:`.step_breakdown`, so none is negative:
 
 The difference of two runs is then the sum of the differences of their parts. Medians would not sum, so these are means,
 each with the interval of :mod:`ddp_prof.analyze.statistics`. A change within the intervals of both runs is not
-significant.
+significant. The intervals of the changes of all parts hold together with 95 %: each is as wide as that of a test at 5 %
+divided by the number of parts (C. E. Bonferroni, 1936). So of two runs that are alike, only one pair in twenty has a
+part that is said to have changed. That of the step stands for itself.
 
 Between two runs of one variant, the collective that caused a change is looked for. The end of a collective is the sum
 of four times: its launch, measured from the end of backward's compute; the time until it starts (behind other
@@ -32,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median_low
+from statistics import NormalDist, median_low
 
 import numpy as np
 
@@ -116,7 +118,9 @@ class Change(Parts):
 
     before: str = column("the run before")
     after: str = column("the run after it")
-    half_width_ns: Mapping[str, int] = column("half of the 95 % interval of each change, by part")
+    half_width_ns: Mapping[str, int] = column(
+        "half of the 95 % interval of each change, by part; those of all parts hold together"
+    )
 
     def is_beyond_spread(self, part: str) -> bool | None:
         """Return whether a part, or ``step``, changed by more than the spread of both runs; ``None`` if not known."""
@@ -366,14 +370,21 @@ def subtract_budgets(before: Budget, after: Budget) -> Change:
     """Return the change of each part that both runs have, from ``before`` to ``after``."""
     found: dict[str, int | None] = {f"{name}_ns": None for name in ("step", *PARTS)}
     half_width = {}
+    tested = before.half_width_ns.keys() & after.half_width_ns.keys() & {*PARTS}
+    # How much wider an interval is that holds together with those of the other parts, by the normal distribution.
+    wider = NormalDist().inv_cdf(1 - _MISSES / 2 / max(1, len(tested))) / NormalDist().inv_cdf(1 - _MISSES / 2)
     for name in ("step", *PARTS):
         old, new = getattr(before, f"{name}_ns"), getattr(after, f"{name}_ns")
         if old is not None and new is not None:
             found[f"{name}_ns"] = new - old
             if name in before.half_width_ns and name in after.half_width_ns:
-                half_width[name] = round(half_width_of_change(before.half_width_ns[name], after.half_width_ns[name]))
+                width = half_width_of_change(before.half_width_ns[name], after.half_width_ns[name])
+                half_width[name] = round(width if name == "step" else wider * width)
     return Change(before=before.label, after=after.label, half_width_ns=half_width, **found)  # type: ignore[arg-type]
 
+
+_MISSES = 0.05
+"""How often an interval of 95 % misses the true value."""
 
 LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
 
@@ -409,7 +420,10 @@ class PartChange:
     before_ns: int | None = column("in the first run", null="the part is not known", stays=USUALLY)
     after_ns: int | None = column("in the second run", null="the part is not known", stays=USUALLY)
     half_width_ns: int | None = column(
-        "half of the change's 95 % interval", null="too few steps", key="change_±_ms", stays=USUALLY
+        "half of the change's 95 % interval; those of all parts hold together",
+        null="too few steps",
+        key="change_±_ms",
+        stays=USUALLY,
     )
     cause: CollectiveChange | None = column(
         "the collective with the largest share of a change of communication",
@@ -475,7 +489,9 @@ def _find_cause(
 ) -> CollectiveChange | None:
     """Find the collective that contributed most to a change of a part, and which of its times changed.
 
-    A change of its wait for peers only counts for the part ``wait``.
+    A change of its wait for peers only counts for the part ``wait``, and no other time does there: a launch moves the
+    wait, but does not make it longer. A launch and the time until the start only count if the collective also starts
+    later (or earlier): a collective that is launched as much earlier as it then waits longer is no cause.
 
     Args:
         part: ``tail``, ``wait`` or ``transfer``.
@@ -507,10 +523,12 @@ def _find_cause(
         return None
     moves = {
         name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name))
-        for name in _TIMES
-        if name != WAIT or part == "wait"
+        for name in (*_TIMES, _START)
+        if (name == WAIT) == (part == "wait")
     }
     in_direction = {name: by for name, by in moves.items() if by is not None and sign * by > 0}
+    if in_direction.pop(_START, None) is None:
+        in_direction = {name: by for name, by in in_direction.items() if name not in (LAUNCH, QUEUEING)}
     if not in_direction:
         return None
     moved = max(in_direction, key=lambda name: abs(in_direction[name]))
@@ -549,11 +567,23 @@ _TIMES: dict[str, Callable[[Collective], int | None]] = {
 }
 
 
+_START = "start"
+"""When a collective starts, from the end of backward's compute: its launch and the time until it starts."""
+
+
+def _start_ns(collective: Collective) -> int | None:
+    return None if collective.before_backward_end_ns is None else -collective.before_backward_end_ns
+
+
 def _mean_per_step(collectives: Sequence[Collective], name: str) -> list[float]:
-    """Return the mean over the ranks of a time of :data:`_TIMES`, for each step; empty if a step has no known value."""
+    """Return the mean over the ranks of a time of :data:`_TIMES`, or of the start, for each step.
+
+    Empty if a step has no known value.
+    """
+    measure = _TIMES.get(name, _start_ns)
     steps: dict[int | None, list[int | None]] = {}
     for collective in collectives:
-        steps.setdefault(collective.step_key, []).append(_TIMES[name](collective))
+        steps.setdefault(collective.step_key, []).append(measure(collective))
     known = [[value for value in values if value is not None] for values in steps.values()]
     return [sum(values) / len(values) for values in known] if all(known) else []
 

@@ -163,13 +163,10 @@ def waterfall_notes(waterfall: Waterfall, summaries: Sequence[VariantSummary] = 
     if waterfall.changes:
         notes = [
             f"{notes[0]}, each other row their changes and that of the step",
-            "within ±: the steps of both runs vary too much to show a change (95 % interval); the CSV has the figure",
+            "within ±: the steps of both runs vary too much to show a change (95 %, all parts together); see the CSV",
         ]
     notes += other_job_texts(summaries)
-    notes += [f"{label}: left out, it has no step that can be measured" for label in waterfall.left_out]
-    notes += [f"{label}: left out, the lengths of its steps are not known" for label in waterfall.untimed]
-    notes += [f"{label}: left out, not all work in its steps is known" for label in waterfall.unknown]
-    notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]
+    notes += [f"{label}: left out, {reason}" for label, reason in _left_out(waterfall)]
     notes += [
         f"{budget.label}: the ranks could not be compared, so waiting is part of transfer and tail"
         for budget in waterfall.budgets
@@ -184,6 +181,22 @@ def waterfall_notes(waterfall: Waterfall, summaries: Sequence[VariantSummary] = 
     for budget in waterfall.budgets:
         reasons.setdefault(_contention_note(budget.contention), []).append(budget.label)
     return notes + [f"contention, {', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+
+
+def _left_out(waterfall: Waterfall) -> list[tuple[str, str]]:
+    """Return the label of each run that is left out of the waterfall, and the reason."""
+    reasons = {
+        "it has no step that can be measured": waterfall.left_out,
+        "the lengths of its steps are not known": waterfall.untimed,
+        "not all work in its steps is known": waterfall.unknown,
+        "it ran on another device than the first run": waterfall.other_device,
+    }
+    return [(label, reason) for reason, labels in reasons.items() for label in labels]
+
+
+def unchanged_notes(waterfall: Waterfall) -> list[str]:
+    """Return why it is not told what changed between two runs of one variant."""
+    return [f"what changed is not told: of {label}, {reason}" for label, reason in _left_out(waterfall)]
 
 
 def _contention_note(found: Contention) -> str:
@@ -201,7 +214,8 @@ def _contention_note(found: Contention) -> str:
 
 HOW_TO_READ_CHANGES = (
     "before and after: mean step of both runs by parts, while other tables hold medians; ±: half of the change's 95 % "
-    "interval; a smaller change is within the spread; launches are measured from the end of backward's compute"
+    "interval, those of all parts hold together; a smaller change is within the spread; launches are measured from the "
+    "end of backward's compute"
 )
 
 
