@@ -31,6 +31,9 @@ ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
 A setting is an argument of DistributedDataParallel, or an environment variable.
 """
 
+_MOST_REPLAYS = 32
+"""A lag is replayed for at most this number of choices of late ranks."""
+
 NOT_SIMULATED = "the trace does not tell what else this change would affect"
 NO_QUEUE = "what was launched before the collectives began before they could, so no queue of all streams held them up"
 NO_LAUNCH = "it is not known when collectives were launched, so neither is what queued behind those that waited"
@@ -89,14 +92,16 @@ def _without_straggler(run: RunEvidence) -> Gain:
     """Return the gain without the lag of the straggler, or of the ranks that are late together, or in turns.
 
     It is replayed or, where dependencies are not known, the mean over the steps in which they arrive last of what their
-    lag costs there (``run.skew``); of ranks that are late in turns, over all steps.
+    lag costs there (``run.skew``); of ranks that are late in turns, over all steps. So it is where other ranks are late
+    in almost every one of many steps: each choice of late ranks would take a replay of its own.
     """
     group, straggler = run.skew.group, run.skew.straggler
     late = group.ranks if group else () if straggler is None else (straggler,)
     in_turns = run.skew.in_turns.ranks if run.skew.in_turns else {}
-    gain = run.what_if.without_lag(lambda key: late or in_turns.get(key, ()))
-    if gain.ns is not None:
-        return gain
+    if len(set(in_turns.values())) <= _MOST_REPLAYS:
+        gain = run.what_if.without_lag(lambda key: late or in_turns.get(key, ()))
+        if gain.ns is not None:
+            return gain
     if not run.knows_queues:
         return unknown_gain(NO_LAUNCH)
     if group and group.costs_ns is not None:

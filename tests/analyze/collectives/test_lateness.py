@@ -15,6 +15,7 @@ from ddp_prof import load_runs
 from ddp_prof.analyze import doctor
 from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
 from ddp_prof.analyze.collectives.straggler import _late_together, _nearly_as_late
+from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.tables.skew import skew_view
@@ -147,6 +148,21 @@ def test_ranks_that_are_late_in_turns_cost_each_step_what_its_last_ones_are_late
     assert (finding.ranks, finding.cost_ns, finding.expected_gain_ns) == ((), 16 * MS, 16 * MS)
     assert finding.evidence.startswith(f"Ranks are late in turns: in 6 of 6 steps {who} last, by 16.00 ms (median)")
     assert "its late ranks, a step would be up to 16.0 ms shorter (mean of all steps)" in skew_headline(run.skew()).text
+
+
+def test_where_too_many_choices_of_ranks_are_late_the_gain_is_what_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each choice would take a replay of all ranks: 200 of them for 200 steps."""
+    replayed: list[object] = []
+    replay = WhatIf.without_lag
+    monkeypatch.setattr(WhatIf, "without_lag", lambda *given: replayed.append(given) or replay(*given))
+    for most, replays in ((4, 1), (3, 0)):
+        replayed.clear()
+        monkeypatch.setattr("ddp_prof.analyze.doctor.gains._MOST_REPLAYS", most)
+        (run,) = load_runs(write_capture(tmp_path / f"{most}.sqlite", job(16, in_turns=1)))
+        (finding,) = [one for one in run.doctor().findings if one.rule == "straggler"]
+        assert (finding.expected_gain_ns, len(replayed)) == (16 * MS, replays), "one of four ranks in each step"
 
 
 def late_in_steps(*of_steps: Collection[int], ranks: int = 8) -> Any:
