@@ -374,6 +374,15 @@ class TraceOverlap(FrameResult):
         return tuple(rank for rank, process in both if rank.collectives or process not in communicating)
 
     @property
+    def rank_numbers(self) -> frozenset[int] | None:
+        """The numbers of the ranks of the job that were read; ``None`` if that of a process is not known.
+
+        Several devices of a process are of one rank.
+        """
+        numbers = {rank.rank for rank in self.ranks}
+        return None if None in numbers else frozenset(number for number in numbers if number is not None)
+
+    @property
     def step_notes(self) -> tuple[str, ...]:
         """Lines on ranks without steps, communication outside of steps, and how the lengths of steps are measured."""
         found = []

@@ -235,6 +235,11 @@ def _may_be_rank(run: Run) -> bool:
     return len(run.files) == 1 and run.manifest is None
 
 
+def _rank_numbers(run: Run) -> set[int]:
+    """Return the numbers of ranks that a run's traces say; several devices of a process are of one rank."""
+    return {rank for rank, *_ in run.identities() if rank is not None}
+
+
 def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     """Return the runs, with those of single files joined where these are ranks of one job.
 
@@ -251,13 +256,13 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
         of_names = [alone.pop(file) for file in group]
         why = f"their names differ in {_differences(group)} only"
         joined |= (found := _join_runs(of_names, why, names_tell=True))
-        numbers = [rank for run in of_names for rank, *_ in run.identities() if rank is not None]
+        numbers = [rank for run in of_names for rank in _rank_numbers(run)]
         if not found and (twice := [rank for rank in numbers if numbers.count(rank) > 1]):
             _keep_apart(of_names, why, f"several of them say that they are rank {twice[0]}")
     by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
-        (rank, world), *more_ranks = [of_rank[:2] for of_rank in run.identities()] or [(None, None)]
-        if rank is not None and world != 1 and not more_ranks:
+        (rank, world), *more = {of_rank[:2] for of_rank in run.identities()} or {(None, None)}
+        if rank is not None and world != 1 and not more:
             by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
         why, captures = "the traces say which rank of a job each is", _divide_captures(group_of_runs)
@@ -295,7 +300,7 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
     to join them, which becomes a note.
     """
     of_ranks = [run.identities() for run in runs]
-    numbers = [rank for run in of_ranks for rank, *_ in run if rank is not None]
+    numbers = [rank for run in runs for rank in _rank_numbers(run)]
     if len(runs) < 2 or len(set(numbers)) < len(numbers):
         return {}
     times = [times_ns for run in of_ranks for *_, times_ns in run]

@@ -198,3 +198,32 @@ def test_recordings_of_two_jobs_are_no_run(tmp_path: Path, apart_s: int, runs: i
     (note,) = {note for run in found for note in run.notes}
     assert ("they were recorded 50.0 s apart, by UTC; --one-run joins them" in note) == (runs == 2)
     assert len(load_runs(tmp_path, LoadOptions(one_run=True))) == 1
+
+
+@pytest.mark.parametrize("name", ["x.rank{}.json", "host_471{}.json"])
+def test_ranks_of_two_devices_each_are_one_run_of_two_ranks(tmp_path: Path, name: str) -> None:
+    """A model on two devices of each process: 'several of them say that they are rank 0', and '4 of 2 ranks', was said.
+
+    device 0, 2   ####AA        the first half and its all-reduce
+    device 1, 3   ####AA        the second half
+    """
+    for rank in (0, 1):
+        events = []
+        for device in (2 * rank, 2 * rank + 1):
+            gradient, reduction = 2 * device + 1, 2 * device + 2
+            where = {"device": device, "stream": 7}
+            events += [
+                event("cuda_runtime", "cudaLaunchKernel", str(gradient), "0.5", correlation=gradient),
+                event("cuda_runtime", "cudaLaunchKernel", str(reduction), "0.5", correlation=reduction),
+                event("kernel", "gemm", "20", "40", correlation=gradient, **where),
+                event("kernel", "ncclDevKernel_AllReduce", "60", "20", correlation=reduction, **where),
+            ]
+        write(tmp_path / name.format(rank), events, distributedInfo={"rank": rank, "world_size": 2})
+    (run,) = load_runs(tmp_path)
+    assert [(rank.rank, rank.device) for rank in run.overlap().ranks] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert not [note for note in run.notes if "runs of their own" in note]
+    assert "· 4 devices of 2 ranks ·" in run_command_line("summary", tmp_path).stdout
+    assert "· 2 devices of 1 of 2 ranks ·" in run_command_line("summary", tmp_path / name.format(0)).stdout
+    partial = "judged by 1 of 2 ranks"
+    assert partial in run_command_line("check", tmp_path / name.format(0), "--max-exposed-ms", 1).stdout
+    assert partial not in run_command_line("check", tmp_path, "--max-exposed-ms", 1).stdout

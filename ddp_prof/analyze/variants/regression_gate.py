@@ -203,8 +203,8 @@ def _judge_cost(run: TraceOverlap, requirement: str, limit: float, percentile: f
 
 def _judge_presence(run: TraceOverlap) -> GateResult:
     """Judge whether all ranks of the job are present; two files of a rank, or two devices of a process, count once."""
-    found = {rank.rank for rank in run.ranks}
-    if run.world_size is None or None in found:
+    found = run.rank_numbers
+    if run.world_size is None or found is None:
         what = "how many ranks the job has" if run.world_size is None else "which process is which rank"
         return GateResult("all ranks", "ranks", None, None, "unknown", f"the traces do not tell {what}")
     passed = len(found) >= run.world_size

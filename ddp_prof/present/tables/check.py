@@ -125,10 +125,11 @@ def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) ->
     runs = [check.run for check in checks]
     required = any(verdict.requirement == "all ranks" for check in checks for verdict in check.verdicts)
     advice = "" if required else "; to require them all: --all-ranks"
+    counts = [len(run.ranks if run.rank_numbers is None else run.rank_numbers) for run in runs]
     partial = [
-        f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks{advice}"
-        for run in runs
-        if len(run.ranks) < (run.world_size or 0)
+        f"{run.label}: judged by {count} of {run.world_size} ranks{advice}"
+        for run, count in zip(runs, counts, strict=True)
+        if count < (run.world_size or 0)
     ]
     notes = [HOW_TO_READ_CHECK, *partial]
     if baseline is not None:

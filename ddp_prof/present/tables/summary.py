@@ -280,8 +280,12 @@ def _short_advice(run: SummarizedRun) -> str:
 
 def _source_facts(result: TraceOverlap, summary: VariantSummary) -> list[str]:
     """Return device, number of ranks and number of steps, as texts."""
-    of = f" of {result.world_size}" if result.world_size and result.world_size != summary.ranks else ""
-    ranks = f"{summary.ranks}{of} ranks" if of else count_noun(summary.ranks, "rank")
+    numbers = result.rank_numbers
+    count = summary.ranks if numbers is None else min(summary.ranks, len(numbers))
+    of = f" of {result.world_size}" if result.world_size and result.world_size != count else ""
+    ranks = f"{count}{of} ranks" if of else count_noun(count, "rank")
+    if count < summary.ranks:
+        ranks = f"{summary.ranks} devices of {ranks}"
     no_steps = summary.reason if summary.reason in NOTHING_LEFT else "no steps are marked (see --step-range)"
     return [f"device: {result.device}", ranks, count_noun(summary.steps, "step") if summary.steps else no_steps]
 
