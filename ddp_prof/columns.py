@@ -59,10 +59,13 @@ class Column:
         return self.called or self.key.replace("_", " ")
 
     def text(self, value: Value) -> str:
-        """Return a value of this column as a table shows it."""
+        """Return a value of this column as a table shows it; what rounds to zero has no sign."""
         if value is None:
             return MISSING
-        return f"{value:.{self.decimals}f}" if isinstance(value, float) else str(value)
+        if not isinstance(value, float):
+            return str(value)
+        text = f"{value:.{self.decimals}f}"
+        return text if text.strip("-0.") else text.lstrip("-")
 
     def is_right(self, rows: Sequence[Row]) -> bool:
         """Whether the column is aligned to the right: ``align`` says so, or no row holds text."""

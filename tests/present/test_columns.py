@@ -17,6 +17,9 @@ from ddp_prof.present.columns import catalogue, columns_of
         ("speedup", "speedup", 1.5, "1.50"),
         ("requirement", "requirement", "overlap", "overlap"),
         ("kernels", "kernels", 22564, "22564"),
+        ("step_ms", "step ms", -0.0005, "0.00"),
+        ("step_ms", "step ms", -0.0051, "-0.01"),
+        ("rank", "rank", "-", "-"),
     ],
 )
 def test_a_column_knows_its_heading_and_its_format(

@@ -239,10 +239,16 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
     beyond = [(one, one.change_ns) for one in changes if one.change_ns is not None and one.is_beyond_spread]
     largest_ns = max((abs(by_ns) for _, by_ns in beyond), default=0)
     return [
-        f"{one.part} {by_ns / 1e6:+.2f} ms" + (f": {collective_change_text(one.cause)}" if one.cause else "")
+        f"{one.part} {_signed(by_ns)}" + (f": {collective_change_text(one.cause)}" if one.cause else "")
         for one, by_ns in beyond
         if 100 * abs(by_ns) >= largest_ns
     ]
+
+
+def _signed(ns: int) -> str:
+    """Return a difference of times with its sign, in ms or, if it rounds to zero, in µs: ``+4.00 ms``, ``-0.5 µs``."""
+    text = f"{ns / 1e6:+.2f} ms"
+    return text if text.strip("+-0. ms") else f"{'-' if ns < 0 else '+'}{milliseconds(abs(ns))}"
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:

@@ -67,7 +67,16 @@ def test_a_later_launch_is_named() -> None:
     assert found["tail"].change_ns == 3, "from 2 to 5: it launches 1 after the end of backward"
     assert found["tail"].is_beyond_spread
     assert found["tail"].cause == CollectiveChange("all_reduce", 1, None, "launch", 4)
-    assert change_texts([found["tail"]]) == ["tail +0.00 ms: bucket 1 launches 0.0 µs later"]
+    assert change_texts([found["tail"]]) == ["tail +0.0 µs: bucket 1 launches 0.0 µs later"]
+
+
+@pytest.mark.parametrize(
+    ("by_ns", "text"),
+    [(-500, "-0.5 µs"), (400, "+0.4 µs"), (4_000_000, "+4.00 ms"), (-12_500_000, "-12.50 ms"), (-6_000, "-0.01 ms")],
+)
+def test_a_change_that_rounds_to_zero_is_shown_in_smaller_units(by_ns: int, text: str) -> None:
+    """'transfer -0.00 ms; rest +0.00 ms' was said of changes of half a microsecond."""
+    assert change_texts([PartChange("transfer", 10**9, 10**9 + by_ns, 100, None)]) == [f"transfer {text}"]
 
 
 def test_another_bucket_of_the_same_number_is_no_cause() -> None:
