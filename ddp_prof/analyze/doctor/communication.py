@@ -475,12 +475,13 @@ def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
         is_known = not len(sizes) or bool((sizes != UNKNOWN).any())
         return None if is_known else Abstained("time does not depend on size", _why_no_sizes(run))
     operation = f"{alike.operation.replace('_', '-')}s"
+    latency, late_rank = "measure the latency of a small all-reduce.", "Record all ranks and see which arrives late"
+    way_out = latency.capitalize() if alike.is_transfer else f"{late_rank} (ddp-prof skew), or {latency}"
     return Finding(
         "time does not depend on size",
         f"{operation} of {alike.small_bytes / 2**20:.3g} and of {alike.large_bytes / 2**20:.3g} MiB take "
         f"{alike.small_ns / 1e6:.2f} and {alike.large_ns / 1e6:.2f} ms (medians).",
-        "Bandwidth does not limit these messages: neither fewer bytes nor a faster link would shorten them. Record all "
-        "ranks and see which arrives late (ddp-prof skew), or measure the latency of a small all-reduce.",
+        f"Bandwidth does not limit these messages: neither fewer bytes nor a faster link would shorten them. {way_out}",
     )
 
 
