@@ -13,8 +13,9 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
+from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import diagnose
-from ddp_prof.analyze.why_unknown import NO_BACKWARD
+from ddp_prof.analyze.why_unknown import GRAPHS, NO_BACKWARD, NO_COMMUNICATION, NOTHING, why_unknown
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, ResultColumn, column
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
@@ -174,6 +175,10 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
         advice.append(f"overlap: no GPU activities, {missing}: {how}")
     if len(trace.operators) and any(rank.hides_backward for rank in ranks):
         advice.append(f"overlap: {NO_BACKWARD}: run it in the thread that runs torch.profiler")
+    told = (None, NOTHING, GRAPHS, NO_BACKWARD, NO_COMMUNICATION)  # by other lines, or none is needed
+    reasons = [why_unknown(rank) for rank in ranks if not rank.why_left_out]
+    if has_work and (reason := next((each for each in reasons if each not in told), None)):
+        advice.append(f"overlap: {find_missing(trace, ranks) or reason}")
     unknown = [
         rank.blocking.coverage.reason for rank in ranks if np.any(rank.events.category == Category.COMMUNICATION)
     ]

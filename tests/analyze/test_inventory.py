@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_prof.analyze.inventory import take_inventory
+from ddp_prof.analyze.why_unknown import ONLY_MPI
 from tests.drawing import draw_trace
 
 
@@ -34,3 +35,17 @@ def test_only_the_name_of_a_range_is_recognized() -> None:
     found = take_inventory(replace(trace, names=tuple(of_kernels.get(name, name) for name in trace.names)))
     assert [(kind, name) for kind, name, _ in found.recognized] == [("step", "step 0"), ("forward", "forward")]
     assert any(line.startswith("backward: no range names it") for line in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nccl:all_reduce", "overlap: no NCCL kernel was recorded, although 'nccl:all_reduce' names a collective: "),
+     ("MPI_Allreduce", f"overlap: {ONLY_MPI}"), ("load", None)],
+)  # fmt: skip
+def test_what_hides_communication_is_missing_for_overlap(name: str, said: str | None) -> None:
+    """``summary`` says so and then names ``info``, which said nothing of it."""
+    trace = draw_trace(
+        ranges={"step 0": "####", name: ".##."}, launches={"main": "ab", "pt_autograd_0": "..c."}, streams={7: ".abc"}
+    )
+    found = [line for line in take_inventory(trace).advice if line.startswith("overlap")]
+    assert [line.startswith(said or "-") for line in found] == ([True] if said else [])
