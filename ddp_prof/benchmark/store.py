@@ -206,6 +206,8 @@ def writing(database: Database) -> Iterator[None]:
 
 def load_results(path: Path) -> Results:
     """Read a results database without changing it; raise TraceError if it is missing or something else."""
+    if path.is_dir():
+        raise TraceError(path, "a folder", "name a database in it, such as results.db")
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     return Results(*load_tables(path, TABLES))

@@ -90,6 +90,8 @@ def load_log(file: Path) -> MonitorLog:
     Raises:
         TraceError: It cannot be read, or holds no record.
     """
+    if file.is_dir():
+        raise TraceError(file, "a folder", _WAY_OUT)
     lines = read_at_most(file, MOST_BYTES, "the log of a monitor", _WAY_OUT).decode("utf-8", "replace").splitlines()
     records, unread = [], 0
     for line in filter(str.strip, lines):

@@ -210,6 +210,8 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
             use(other)
     with pytest.raises(TraceError, match="no such file"):
         load_results(tmp_path / "none.db")
+    with pytest.raises(TraceError, match=": a folder: name a database in it"):
+        load_results(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,11 @@ def test_a_missing_log_is_one_line(tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
 
 
+def test_of_a_folder_its_log_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r": a folder: give the monitor\.jsonl of a job"):
+        load_log(tmp_path)
+
+
 def test_the_course_names_what_changed_and_who_was_late(tmp_path: Path) -> None:
     records = courses("..........######..........", 10, 30)
     for at in range(10, 16):
