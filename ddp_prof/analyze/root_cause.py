@@ -21,7 +21,7 @@ from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIME
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
 from ddp_prof.table import Ints
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import NO_TIME, UNKNOWN
 from ddp_prof.variants import BYTES_PER_MB
 
 LARGE_PART, MOST = 0.25, 0.5
@@ -79,6 +79,7 @@ class RootCause:
             first. Then most of it is one parameter, because a bucket closes when it has reached its size.
         are_many_and_small: Whether those that ``gradients_per_pass`` counts are so many and small that latency adds up.
         is_sharded: Whether its step also reduces to shards, as FSDP does before groups of ranks reduce these.
+        is_in_graph: Whether a CUDA graph launched it beside other work, so that its input is not known.
         late_rank: Name of the rank that arrives last in the step, or names of those that are late together; ``None``
             if there is none.
         late_cost_ns: What another rank would gain at most without the lag of these, queues behind its waits included;
@@ -127,6 +128,7 @@ class RootCause:
     exceeds_others: bool = False
     are_many_and_small: bool = False
     is_sharded: bool = False
+    is_in_graph: bool = False
 
     @property
     def is_last_bucket(self) -> bool:
@@ -270,6 +272,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
             len(of_pass), np.array([each.bytes for each in of_pass if each.bytes is not None])
         ),
         is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
+        is_in_graph=bool(run.ranks[rank].timings.graph_input_ns[row] != NO_TIME),
     )
 
 

@@ -251,6 +251,11 @@ def _advice(cause: RootCause) -> str:
             " It waits for earlier collectives on its stream: fewer bytes or a faster link would help"
             f"{if_transfer}.{skew}"
         )
+    if cause.why == UNKNOWN_WHY and cause.is_in_graph:
+        return (
+            " A CUDA graph launched it together with compute, so the trace does not tell whether it waited for earlier "
+            "collectives or for its input."
+        )
     if cause.why == UNKNOWN_WHY:
         return " The clocks of host and device disagree, so it is not known when it was launched."
     if cause.when == TAIL and cause.carries_gradients:

@@ -142,7 +142,7 @@ _WHYS = {
     LATE_INPUT: "exposed because its input ended late",
     PEER_WAIT: "exposed because a peer had not arrived",
     TRANSFER: "exposed while bytes moved, or for no other reason",
-    UNKNOWN_WHY: "exposed, and the clocks of host and device do not tell why",
+    UNKNOWN_WHY: "exposed, and the trace does not tell why: clocks disagree, or a CUDA graph launched it",
 }
 _EXPOSED_PARTS = (
     *(

@@ -53,7 +53,8 @@ transfer       Everything else: data is on the wire. Also all of a send or recei
                peer, which is not known.
 
 unknown        Everything but waiting for a peer, if the clocks of host and device disagree: it is then not known when
-               a collective was launched.
+               a collective was launched. Within a CUDA graph, whose order is not recorded, the part of the queue before
+               the last other work of the graph that ended before the collective starts: it may be its input.
 =============  ======================================================================================================
 
 ``exposed_wait_ns`` counts all exposed instants at which a peer had not arrived, also in blocking calls.
@@ -151,16 +152,18 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints, *, clocks_disagree:
     wait_end = np.maximum(wait_end_ns(timings, wait_ns), begin)
     # A send or receive may wait for its peer, which is never known: then no delay before its start matters.
     is_delayed = timings.operation != _SEND_OR_RECEIVE
-    late_ns, queued_ns, input_ns = (np.where(is_delayed, delay_ns, 0) for delay_ns in measure_delays(timings))
-    # From the end back: as long as it was launched late, then as long as it queued, then as it waited for its input.
-    late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
-    queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
-    input_from = np.clip(timings.end_ns - late_ns - queued_ns - input_ns, wait_end, queued_from)
+    delays = [np.where(is_delayed, delay_ns, 0) for delay_ns in measure_delays(timings)]
+    # From the end back: as long as it was launched late, then as long as it queued, then as it may have queued, then as
+    # it waited for its input.
+    late_from, queued_from, unknown_from, input_from = (
+        np.clip(timings.end_ns - sum(delays[:count]), wait_end, last) for count in range(1, 5)
+    )
     return {
         BLOCKING_CALL: Part(first, begin),
         PEER_WAIT: Part(begin, wait_end),
         TRANSFER: Part(wait_end, input_from),
-        LATE_INPUT: Part(input_from, queued_from),
+        LATE_INPUT: Part(input_from, unknown_from),
+        UNKNOWN_WHY: Part(unknown_from, queued_from),
         QUEUED: Part(queued_from, late_from),
         LAUNCHED_LATE: Part(late_from, last),
     }
@@ -249,13 +252,17 @@ def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
     return np.clip(timings.start_ns + np.maximum(wait_ns, 0), first, last)
 
 
-def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
-    """Return for each collective how late it was launched, how long it queued, and how long it waited for its input."""
+def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return for each collective how long it was delayed, for each cause of a delay.
+
+    The causes: the host launched it late; it queued; it queued or waited for its input, which is not known within a
+    CUDA graph; and it waited for its input.
+    """
     launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
     ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)
     late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)
     due = np.minimum(np.maximum(launched, ready), timings.start_ns)
-    queued, waited = np.zeros(len(timings), np.int64), np.zeros(len(timings), np.int64)
+    queued, unknown, waited = (np.zeros(len(timings), np.int64) for _ in range(3))
     # It queued in the busy stretch of its stream that ends where it starts, gaps of BACK_TO_BACK_NS included; but only
     # if its input was there before the stream was free.
     for lane in distinct(timings.lane[timings.lane != UNKNOWN]):
@@ -265,10 +272,13 @@ def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
         _, free_from = _last_before(busy, start)
         stretch_from, stretch_end = _last_before(union(busy.start_ns, busy.end_ns + BACK_TO_BACK_NS), start)
         is_queue = (stretch_end >= start) & (input_ns <= free_from)
-        queue_ns = busy.covered_ns(np.clip(stretch_from, due[mine], start), start)
-        queued[mine] = np.where(is_queue, queue_ns, 0)
+        # From when on it queued at the earliest and, if its input is one of several operations, at the latest.
+        from_ns = np.clip(stretch_from, due[mine], start)
+        surely_from_ns = np.clip(timings.graph_input_ns[mine], from_ns, start)
+        queued[mine] = np.where(is_queue, busy.covered_ns(surely_from_ns, start), 0)
+        unknown[mine] = np.where(is_queue, busy.covered_ns(from_ns, surely_from_ns), 0)
         waited[mine] = np.maximum(0, input_ns - np.maximum(due[mine], free_from))
-    return late, queued, waited
+    return late, queued, unknown, waited
 
 
 def _last_before(intervals: Intervals, time_ns: Ints) -> tuple[Ints, Ints]:

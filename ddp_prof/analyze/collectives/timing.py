@@ -116,6 +116,8 @@ class CollectiveTimings(Table):
         group_size: Number of ranks in the communicator.
         sequence: Its number within the group, if the profiler recorded it and no other collective of the group has it.
         input_ns: End of its input, which is not after its start.
+        graph_input_ns: If a CUDA graph launched it beside other work, whose order is not recorded: the latest end of
+            this work that may be its input, as it is not after its start.
         place: Where it was launched, an index into :data:`PLACES`; 0 in a capture without steps, and where the clocks
             of host and device disagree.
         backward_end_ns: End of the last compute in its pass of backward; not known in a capture without steps.
@@ -145,6 +147,7 @@ class CollectiveTimings(Table):
     group_size: Ints
     sequence: Ints
     input_ns: Ints
+    graph_input_ns: Ints
     place: Ints
     backward_end_ns: Ints
     updates: Ints
@@ -281,6 +284,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         group_size=np.where(recorded.group_id == UNKNOWN, take_or_unknown(ranges.group_size, row), recorded.group_size),
         sequence=np.where(_repeats(recorded, events.start_ns), UNKNOWN, recorded.sequence),
         input_ns=_input_ends(rank, events),
+        graph_input_ns=_graph_input_ends(rank, events),
         place=_find_places(rank),
         backward_end_ns=rank.backward_end_of_operation_ns,
         updates=_count_updates(rank.events, events),
@@ -455,6 +459,19 @@ def _input_ends(rank: RankEvents, events: Events) -> Ints:
         rows = np.flatnonzero(in_step & (events.launcher == launcher))
         work = is_input & (rank.events.launcher == launcher)
         ends[rows] = _end_of_last_before(rank.events, work, select(events, rows))
+    return ends
+
+
+def _graph_input_ends(rank: RankEvents, events: Events) -> Ints:
+    """Return ``CollectiveTimings.graph_input_ns``; ``events`` are the collectives."""
+    trace, ends = rank.trace, np.full(len(events), NO_TIME)
+    call = take_or_unknown(trace.launching_calls, rank.events.activity)
+    call_of = take_or_unknown(trace.launching_calls, events.activity)
+    works = (rank.events.category != Category.COMMUNICATION) & np.isin(call, call_of[call_of != UNKNOWN])
+    for graph in distinct(call[works & (call != UNKNOWN)]):
+        rows, end_ns = np.flatnonzero(call_of == graph), np.sort(rank.events.end_ns[works & (call == graph)])
+        last = np.searchsorted(end_ns, events.start_ns[rows], side="right") - 1
+        ends[rows] = take_or_unknown(end_ns, last, NO_TIME)
     return ends
 
 

@@ -323,6 +323,8 @@ def device_blocking(
     if not is_complete:
         lacks_launch = len(found.unknown) > 0
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), bool(tells_needs), lacks_launch)
+        if len(in_graphs) == len(collectives):  # a trace with all synchronizations would not tell it, either
+            reason = NO_NODES
     elif not is_known[collectives].all():
         reason = NO_LAUNCH.format(len(step))
     coverage = DependencyCoverage(

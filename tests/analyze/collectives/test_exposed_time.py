@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.root_cause import find_root_cause
+from ddp_prof.present.cause_headlines import root_cause_headline
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of, results_of
 
@@ -84,6 +88,35 @@ def test_queued() -> None:
         stream="...MMMMNNNNNN..",
         launches={"pt_autograd_0": "aMb.N"},
     ) == [{"tail transfer": 1}, {"tail queued": 1, "tail transfer": 5}]
+
+
+@pytest.mark.parametrize(
+    ("compute", "pairs"),
+    [
+        # N may need b as well as M: that M ends when b does tells nothing.
+        (".aaaabbbb......", [{}, {"unknown": 4, "transfer": 2}]),
+        # After 7 nothing but M holds up N; before, b may.
+        (".aaaabb........", [{"transfer": 2}, {"queued": 2, "unknown": 2, "transfer": 2}]),
+        # All is computed before M begins.
+        (".aaaa..........", [{"transfer": 4}, {"queued": 4, "transfer": 2}]),
+    ],
+)
+def test_within_a_graph_what_may_have_waited_for_input_is_no_queue(compute: str, pairs: list[dict[str, int]]) -> None:
+    """'It waits for earlier collectives: a faster link would help' was said of a last bucket that none held up.
+
+    One call launches all: what needs what is not recorded, also if all synchronizations are.
+    """
+    trace = draw_trace(ranges={"step 0": "#" * 15}, launches={"main": "a"}, streams={7: compute, 9: ".....MMMMNNNNNN"})
+    correlation = np.full(len(trace.activities), ord("a"))
+    whole = replace(trace, activities=replace(trace.activities, correlation=correlation), launching_calls=None)
+    found = results_of(whole)
+    assert [{part.why: part.ns for part in one.exposed_by} for one in found.collectives] == pairs
+    (rank,) = find_rank_events(replace(whole, sync_reason="not recorded"))
+    assert rank.blocking.coverage.reason == "what needs a collective within a CUDA graph is not recorded"
+    if "unknown" in pairs[1] and "queued" not in pairs[1]:
+        text = root_cause_headline(find_root_cause(found)).text
+        assert "A CUDA graph launched it together with compute" in text
+        assert "clocks" not in text
 
 
 FORWARD_ONLY = {"forward": "#" * 24, "backward": ""}
