@@ -21,6 +21,8 @@ WORTH_ADVICE = 0.01
 """Advice is given, and contention is mentioned, if it is about at least this fraction of the step."""
 _LEAST_IDLE = 0.05
 """Idle time is reported first if it is longer than the exposed time and than this fraction of the step."""
+_WHOLE = 0.9
+"""From this fraction of the step on, a limit of a gain that rests on nothing measured is left out."""
 _NAMED_RUNS = 3
 """A sentence on more runs than this names only two of them."""
 
@@ -83,6 +85,8 @@ def gain_in_short(
         return text
     # The upper end of the interval, if the figure itself is not known.
     network_ns = (bounds.network_ns if bounds.network_ns is not None else bounds.high_ns) if bounds else None
+    if bounds and _is_whole_step(bounds, step_ns):
+        network_ns = None
     network = _fine_percent(network_ns / step_ns) if network_ns is not None else None
     faster = f", a faster network {network}" if network not in (None, _fine_percent(gain)) else ""
     # Nothing to gain from hiding: change the long sentence.
@@ -118,6 +122,11 @@ def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
     return f"The device is idle {share}: {reason or 'ddp-prof kernels shows what it waits for'}."
 
 
+def _is_whole_step(bounds: Bounds, step_ns: int | None) -> bool:
+    """Return whether the limit of a faster network's gain says nothing: it is not measured, and as long as the step."""
+    return bounds.network_ns is None and bool(step_ns and bounds.high_ns and bounds.high_ns >= _WHOLE * step_ns)
+
+
 def cost_text(cost: Cost, bounds: Bounds) -> str | None:
     """Say what communication slows, and the most that could be gained by schedule and network.
 
@@ -141,6 +150,8 @@ def cost_text(cost: Cost, bounds: Bounds) -> str | None:
     network = bounds.network_ns if bounds.network_ns is not None else bounds.high_ns
     if network is None:
         return f"{slows}; {schedule}."
+    if _is_whole_step(bounds, (cost.medians_ns or {}).get("step")):
+        return f"{slows}; {schedule}; for a faster network no limit that is much less than the step is known."
     interval = _interval_text(bounds.low_ns, bounds.high_ns) if bounds.network_ns is not None else ""
     return f"{slows}; {schedule}, no network more than {milliseconds(network)}{interval}."
 

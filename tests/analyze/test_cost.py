@@ -16,7 +16,7 @@ from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.step_cost import ON_CPU, PARTS, StepCost
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.present.headlines import cost_text, gain_headline
+from ddp_prof.present.headlines import cost_text, gain_headline, gain_in_short
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.command_line import run
@@ -79,6 +79,23 @@ def test_an_unknown_slowdown_is_a_range_and_never_0() -> None:
         "by how much communication slows compute is not known, at most 4.50 ms per step: no kernel ran both ways; no "
         "schedule can gain more than 0.0 ms per step, no network more than 4.50 ms."
     )
+
+
+def test_a_limit_as_long_as_the_step_is_none() -> None:
+    """'no network more than 6.76 ms' was said of a step of 6.76 ms, in which a pipeline waits or computes."""
+    pipeline = replace(
+        SUMMARY, step_ns=6_760_000, communicating_step_ns=6_760_000, comm_ns=6_760_000, overlapped_ns=3_300_000,
+        exposed_ns=3_460_000, blocking_ns=3_460_000, blocked_steps=10,
+    )  # fmt: skip
+    cost = replace(measure_cost(pipeline, Contention(reason="no kernel ran both ways")), medians_ns={"step": 6_760_000})
+    bounds = find_bounds(pipeline, cost)
+    text = cost_text(cost, bounds) or ""
+    assert text.endswith("3.46 ms per step; for a faster network no limit that is much less than the step is known.")
+    assert gain_in_short(pipeline, cost, bounds).endswith(": hiding it gains at most 51 %.")
+    # What is measured is said, however large it is.
+    measured = replace(bounds, network_ns=6_700_000)
+    assert "no network more than 6.70 ms" in (cost_text(cost, measured) or "")
+    assert gain_in_short(pipeline, cost, measured).endswith("a faster network 99.1 %.")
 
 
 def test_communication_beside_nothing_slows_nothing() -> None:
