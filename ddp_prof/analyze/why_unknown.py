@@ -76,7 +76,7 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NO_DURATIONS
     if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
         return INCOMPLETE_COMMUNICATES if rank.incomplete_steps else WARMUP_COMMUNICATES
-    if rank.device is not None and named_collectives(rank.trace):
+    if rank.device is not None and named_collectives(rank.trace, rank.process):
         return NO_NCCL_KERNEL
     if called_collectives(rank.trace):
         return UNTIMED_CALLS

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_reported import (
+    AUTOGRAD,
     MAIN,
     PHASES,
     STEP,
@@ -25,7 +26,7 @@ from tests.cli.test_reported import (
 )
 from tests.command_line import csv_rows, run
 from tests.kineto_factory import event, write_kineto
-from tests.nsys_factory import NCCL, US, Capture, Range, write_capture
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, write_capture
 
 
 def text_of(*arguments: object) -> str:
@@ -276,3 +277,23 @@ def test_the_short_answer_tells_of_a_rank_that_is_in_no_figure(tmp_path: Path) -
     silent = job(*(step(index, tuple(one for one in USUAL if one[0] != NCCL)) for index in range(5)))
     files = [write_capture(tmp_path / f"x.rank{rank}.sqlite", one) for rank, one in enumerate((usual(), silent))]
     assert "no overlap figure: nothing in this trace is known to communicate" in text_of("summary", "--one-run", *files)
+
+
+def test_a_process_that_only_computes_beside_the_ranks_lost_no_kernels(tmp_path: Path) -> None:
+    """'No NCCL kernel was recorded, although ranges name collectives' was said of one that decodes images.
+
+    Those ranges are the rank's. Without them, 'nothing in this trace communicates' was said, though the rank does.
+    """
+    for with_ranges in (True, False):
+        capture = usual()
+        capture.kernels += [
+            Kernel("decode_jpeg", at * US, at * US + 50 * US, at * US - 9 * US, 900, process=900, device=1)
+            for at in range(100, 5000, 400)
+        ]
+        if with_ranges:
+            capture.ranges.append(Range("nccl:all_reduce", 300 * US, 320 * US, AUTOGRAD))
+        path = write_capture(tmp_path / f"x{with_ranges}.sqlite", capture)
+        said = text_of("summary", "--notes", path)
+        assert "process 900: no overlap figure: nothing of this process is known to communicate" in said
+        assert "ranges name collectives" not in said
+        assert "nothing in this trace" not in said
