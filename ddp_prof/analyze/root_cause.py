@@ -17,6 +17,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, CollectiveTimings, are_many_and_small, carry_gradients
+from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
@@ -80,6 +81,8 @@ class RootCause:
         are_many_and_small: Whether those that ``gradients_per_pass`` counts are so many and small that latency adds up.
         is_sharded: Whether its step also reduces to shards, as FSDP does before groups of ranks reduce these.
         is_in_graph: Whether a CUDA graph launched it beside other work, so that its input is not known.
+        held_up_ns: On a host, how long earlier collectives of its rank ran between its launch and its start, as gloo's
+            threads take up few at once: the median over ranks. 0 on a device, where streams tell what it queued behind.
         late_rank: Name of the rank that arrives last in the step, or names of those that are late together; ``None``
             if there is none.
         late_cost_ns: What another rank would gain at most without the lag of these, queues behind its waits included;
@@ -129,6 +132,7 @@ class RootCause:
     are_many_and_small: bool = False
     is_sharded: bool = False
     is_in_graph: bool = False
+    held_up_ns: int = 0
 
     @property
     def is_last_bucket(self) -> bool:
@@ -273,7 +277,21 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         ),
         is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
         is_in_graph=bool(run.ranks[rank].timings.graph_input_ns[row] != NO_TIME),
+        held_up_ns=round(median(_held_up_ns(collective, step) for collective in own)),
     )
+
+
+def _held_up_ns(one: Collective, step: Sequence[Collective]) -> int:
+    """Return :attr:`RootCause.held_up_ns` of a collective on its rank."""
+    if one.device is not None or one.launch_ns is None:
+        return 0
+    earlier = [
+        (other.start_ns, other.end_ns)
+        for other in step
+        if other.step_identity == one.step_identity and (other.launch_ns or other.start_ns) < one.launch_ns
+    ]
+    starts_ns, ends_ns = np.array(earlier, np.int64).reshape(-1, 2).T
+    return (union(starts_ns, ends_ns) & union(np.array([one.launch_ns]), np.array([one.start_ns]))).length_ns
 
 
 def _count_reductions(

@@ -335,6 +335,11 @@ def _tail_advice(cause: RootCause) -> str:
     if cause.is_last_bucket:
         size_text = f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
         return f"A smaller last bucket would shorten it{if_transfer}{size_text}."
+    if cause.held_up_ns * cause.ranks >= _LARGE_PART * cause.collective_ns > 0:
+        return (
+            f"Between its launch and its start earlier collectives run for {milliseconds(cause.held_up_ns)}: "
+            f"fewer bytes or a faster link would help{if_transfer}."
+        )
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
 
 

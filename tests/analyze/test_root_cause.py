@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given
 
+import ddp_prof as dp
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.analyze.variants.comparison import compare_variants
@@ -18,6 +20,7 @@ from tests.analyze.doctor.test_gpu_rules import diagnose
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace
 from tests.examples import examples
+from tests.ingest.test_kineto_json import event, write
 from tests.measuring import analysis_of, results_of
 
 PHASES = {
@@ -437,3 +440,37 @@ def test_a_rank_that_was_not_recorded_may_be_the_one_that_was_waited_for(world: 
     cause = find_root_cause(results_of(*ranks))
     assert cause is not None
     assert cause.knows_wait == knows_wait
+
+
+@pytest.mark.parametrize(("third_us", "said"), [(700, "earlier collectives run for 0.40 ms"), (310, "Smaller buckets")])
+def test_what_gloo_takes_up_late_is_not_advised_to_be_launched_earlier(
+    third_us: int, said: str, tmp_path: Path
+) -> None:
+    """Two threads of gloo, both at work until 700: the third bucket, launched at 305, is taken up then.
+
+    ::
+
+        backward   ########################
+        thread 2     1111111111111111111111111
+        thread 3      2222222222222222222222222333333333334
+    """
+    events = []
+    for step in range(3):
+        at = 1000 * step
+        events += [
+            event("user_annotation", f"step|index={step}", f"{at}", "1000"),
+            event("user_annotation", "backward", f"{at}", "950"),
+            *(event("cpu_op", "autograd::engine::evaluate_function: Mm", f"{at + 60 * n}", "60") for n in range(10)),
+        ]
+        for launch, begin, end, thread in (
+            (20, 25, 705, 2),
+            (40, 45, 700, 3),
+            (305, third_us, 920, 3),
+            (306, 921, 930, 2),
+        ):
+            events.append(event("cpu_op", "c10d::allreduce_", f"{at + launch}", "1"))
+            events.append(event("user_annotation", "gloo:all_reduce", f"{at + begin}", f"{end - begin}", tid=thread))
+    (run,) = dp.load_runs(write(tmp_path / "x.json", events))
+    cause = run.root_cause()
+    assert cause is not None
+    assert said in root_cause_headline(cause).text
