@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -219,11 +220,13 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     if not len(gradients):
         return None
     columns = (gradients.bucket, gradients.bytes, gradients.backward_end_ns, gradients.updates)
-    of_steps = zip(*(np.split(one, gradients.first[1:]) for one in columns), strict=True)
-    times = np.array([_count_turns(*(one.tolist() for one in of_step)) for of_step in of_steps])
+    split = zip(*(np.split(one, gradients.first[1:]) for one in columns), strict=True)
+    of_steps = [[one.tolist() for one in of_step] for of_step in split]
+    times = np.array([_count_turns(*of_step) for of_step in of_steps])
     chosen = times > 1  # ``times``: for each step, how often it repeats its buckets
     if 2 * np.count_nonzero(chosen) <= len(times):
-        return None
+        is_undecided = 2 * sum(_may_repeat(*of_step) for of_step in of_steps) > len(times)
+        return Abstained("buckets reduced several times", _why_no_sizes(run)) if is_undecided else None
     repeated = gradients.of_units(chosen)
     usual = median_or_zero(times[chosen])
     spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
@@ -258,6 +261,17 @@ def _count_turns(numbers: list[int], sizes: list[int], pass_ends_ns: list[int], 
     different = len(dict.fromkeys(buckets))
     turns, rest = divmod(len(buckets), different)
     return turns if not rest and buckets == buckets[:different] * turns else 1
+
+
+def _may_repeat(numbers: list[int], sizes: list[int], pass_ends_ns: list[int], updates: list[int]) -> bool:
+    """Return whether a step's passes of backward reduce equally often, and neither numbers nor sizes tell what.
+
+    The arguments are those of :func:`_count_turns`.
+    """
+    if UNKNOWN not in numbers or UNKNOWN not in sizes or NO_TIME in pass_ends_ns or len(set(updates)) > 1:
+        return False
+    of_passes = Counter(pass_ends_ns)
+    return len(of_passes) > 1 and len(set(of_passes.values())) == 1
 
 
 def _find_in_most_steps(
