@@ -273,6 +273,13 @@ def test_the_short_answer_tells_what_its_figures_stand_for() -> None:
     assert "step typical, 187.7 ms: compute alone 61 %, overlapped 25 %, exposed 14 %" in said
 
 
+def test_the_short_answer_tells_the_median_beside_a_typical_step_of_another_length() -> None:
+    """'30.4 ms of a 202.2 ms step' stood above 'typical, 213.6 ms', and no word why these differ."""
+    said = text_of("summary", "traces/bucketed_1mb.sqlite")
+    assert " of a 202.2 ms step (" in said
+    assert "step typical, 213.6 ms (median 202.2 ms): compute alone 55 %" in said
+
+
 def test_the_short_answer_tells_of_a_rank_that_is_in_no_figure(tmp_path: Path) -> None:
     silent = job(*(step(index, tuple(one for one in USUAL if one[0] != NCCL)) for index in range(5)))
     files = [write_capture(tmp_path / f"x.rank{rank}.sqlite", one) for rank, one in enumerate((usual(), silent))]

@@ -45,6 +45,8 @@ _SHORT_PARTS = _PARTS | {"overlapped": "overlapped", "exposed": "exposed", "expo
 """The parts of a step, by their names in results, in the words of the whole answer and of the short answer."""
 _LEAST_SHARE = 0.01
 """Fraction of the step below which the short answer leaves a part out."""
+_FAR = 0.05
+"""Fraction of the median above which the typical step's length differs so much that the short answer gives both."""
 _SHORT = 130
 """Most characters of advice in the short answer: two lines of a terminal, beside the line's label."""
 _SEE_DOCTOR = " (ddp-prof doctor)"
@@ -332,8 +334,11 @@ def _shares(summary: VariantSummary) -> str | None:
     whole, own = milliseconds(step_ns), milliseconds(summary.nearest_step_ns)
     if own == whole:
         return f"{own}{which}: {shown}"
-    told = "" if summary.comm_ns else f"{whole}{which}, the median; "  # otherwise the line on the gain says it
-    return f"{told}{'the ' if told else ''}typical{' one' if told else ''}, {own}{'' if told else which}: {shown}"
+    if not summary.comm_ns:
+        return f"{whole}{which}, the median; the typical one, {own}: {shown}"
+    # The line on the gain speaks of the median.
+    median = f" (median {whole})" if abs(summary.nearest_step_ns - step_ns) > _FAR * step_ns else ""
+    return f"typical, {own}{median}{which}: {shown}"
 
 
 def _shortened(note: str) -> str:
