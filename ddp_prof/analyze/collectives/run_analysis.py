@@ -537,24 +537,34 @@ def _ends_agree_in_groups(ranks: Sequence[RankCollectives], matches: Matches, al
     """Return whether unnamed collectives end together on some pairs of ranks, but not on other pairs.
 
     Then the ranks belong to several communicators. An example is FSDP within nodes, where all shard groups have the
-    same collectives. It is ``False`` for captures of few ranks. Operations that some ranks can end before others begin
-    are not used. Only the first ranks and collectives are compared.
+    same collectives. Each operation is looked at by itself, too: reductions to shards within nodes end apart, though
+    the all-reduces between nodes, for which all ranks wait, end together. It is ``False`` for captures of few ranks.
+    Operations that some ranks can end before others begin are not used. Only the first ranks and collectives are
+    compared.
     """
     starts, ends, groups, lanes = (matches.column(ranks, name) for name in ("start_ns", "end_ns", "group", "lane"))
-    tells = np.isin(matches.column(ranks, "operation", UNKNOWN), [UNKNOWN, *NEEDS_ALL])
-    tells &= (matches.rows != UNKNOWN) & (groups == UNKNOWN)
+    operations = matches.column(ranks, "operation", UNKNOWN)
+    tells = np.isin(operations, [UNKNOWN, *NEEDS_ALL]) & (matches.rows != UNKNOWN) & (groups == UNKNOWN)
     rows = np.flatnonzero(tells.all(axis=1))[:LOOKED_AT]
     if len(ranks) < _LEAST_OF_GROUPS or len(rows) < LEAST_COMMON_STEPS:
         return False
     clocks = [alignment.offset_for(rank.clock) for rank in ranks[:_COMPARED_RANKS]]
     common = np.stack([clock.common_ns(ends[rows, at]) for at, clock in enumerate(clocks)])
-    # For each pair of ranks, how much the differences of their ends scatter around their median.
-    apart = common[:, np.newaxis] - common
-    of_pairs = np.triu_indices(len(clocks), 1)
-    scatter = np.median(np.abs(apart - np.median(apart, axis=2, keepdims=True)), axis=2)[of_pairs]
+    # For each pair of ranks, how much the differences of their ends lie from their median.
+    apart = (common[:, np.newaxis] - common)[np.triu_indices(len(clocks), 1)]
+    apart = np.abs(apart - np.median(apart, axis=1, keepdims=True))
+    lengths = np.min(ends[rows] - starts[rows], axis=1)
     apart_ns, share = (APART_NS, _APART_ON_HOST) if UNKNOWN in lanes[rows] else (_APART_IN_GROUPS_NS, _APART)
-    least = max(apart_ns, share * float(np.median(np.min(ends[rows] - starts[rows], axis=1))))
-    return bool(scatter.max() > least and CLEARLY * scatter.min() < scatter.max())
+
+    def differ(chosen: Mask) -> bool:
+        """Return whether the ends of the chosen collectives lie clearly farther apart on one pair than on another."""
+        scatter = np.median(apart[:, chosen], axis=1)
+        least = max(apart_ns, share * float(np.median(lengths[chosen])))
+        return bool(scatter.max() > least and CLEARLY * scatter.min() < scatter.max())
+
+    operation = operations[rows, 0]
+    kinds = [operation == one for one in distinct(operation)]
+    return any(map(differ, [np.ones(len(rows), np.bool_), *(one for one in kinds if one.sum() >= LEAST_COMMON_STEPS)]))
 
 
 def _may_mix_communicators(run: RunAnalysis) -> bool:
