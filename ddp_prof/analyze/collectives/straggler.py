@@ -19,14 +19,16 @@ not known if collectives queued behind hidden ones of these waits.
 
 Several ranks may be late together, as those of a slow node: then nothing is gained if only one of them were not late.
 Such a group is found if its ranks have nearly the step's largest lag, without having waited for others, in more steps
-than chance explains. Its cost is what another rank would gain if none of the group were late.
+than chance explains. Its cost is what another rank would gain if none of the group were late. The lags of a node may be
+graded, as if one card is slower than the next: ranks that are late by less belong to it if their lags lie clearly
+nearer to each other than to those of the other ranks, and they are the last ones in the same steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +68,9 @@ _EXPLAINS = 0.5
 
 _NEARLY = 0.8
 """Smallest part of the largest lag of a step with which another rank is late together with its rank."""
+
+_SEPARATE = 2
+"""Lags are graded if they lie apart from those of other ranks by this many times the most by which they differ."""
 
 
 @dataclass(frozen=True)
@@ -348,6 +353,7 @@ class RunSkew(FrameResult):
 def measure_skew(run: RunAnalysis) -> RunSkew:
     """Return which rank arrives last at the matched collectives, by how much, and what that costs; see the module."""
     compared, notes = _compare_arrivals(run)
+    compared = _with_graded(compared, run.alignment.residual_p95_ns or 0)
     waits_ns = _exposed_waits(run)
     steps = _measure_steps(run, compared, waits_ns)
     takes_part = run.matches.rows != UNKNOWN
@@ -400,7 +406,9 @@ class _Comparison:
         late: The index of the late rank of each row of ``lags_ns``; ``UNKNOWN`` if there is none.
         keys: The key of each step. It and the following are empty without steps.
         rows: For each step, rows of the matches.
-        among_late: For each step (row) and rank (column), whether the rank is the late one or nearly as late.
+        among_late: For each step (row) and rank (column), whether the rank is the late one or nearly as late, or one of
+            a group with graded lags.
+        by_itself: For each of them, whether the rank is as late as it is without having waited for others.
         before_ns: How late each rank (column) was when each step (row) began; NaN where it is not known.
     """
 
@@ -410,6 +418,7 @@ class _Comparison:
     keys: tuple[int, ...]
     rows: tuple[Ints, ...]
     among_late: Mask
+    by_itself: Mask
     before_ns: Floats
 
 
@@ -422,7 +431,7 @@ def _compare_arrivals(run: RunAnalysis) -> tuple[_Comparison, tuple[str, ...]]:
     of_steps = _rows_of_steps(step) if run.has_steps else []
     if not of_steps:
         nobody = np.zeros((0, len(run.ranks)), np.bool_)
-        return _Comparison(last, lags_ns, last, (), (), nobody, _lags_before(run, ())), ()
+        return _Comparison(last, lags_ns, last, (), (), nobody, nobody, _lags_before(run, ())), ()
     of_steps, notes = _leave_out_steps_that_lack_ranks(of_steps, run.matches.rows != UNKNOWN)
     keys = tuple(int(step[rows[0]]) for rows in of_steps)
     last[~np.isin(step, (UNKNOWN, *keys))] = UNKNOWN
@@ -430,13 +439,45 @@ def _compare_arrivals(run: RunAnalysis) -> tuple[_Comparison, tuple[str, ...]]:
     waits_ns, arrivals = _waits_at_matches(run), _arrivals(run)
     waited_ns = np.array([waits_ns[rows].sum(axis=0) for rows in of_steps])
     late = _last_in_steps(run, of_steps, lags_ns, of_steps_ns, waited_ns, least)
-    among_late = np.zeros(of_steps_ns.shape, np.bool_)
+    among_late, by_itself = np.zeros((2, *of_steps_ns.shape), np.bool_)
     for at in np.flatnonzero(late != UNKNOWN).tolist():
         rows, last_rank = of_steps[at], late[at]
         largest = of_steps_ns[at, last_rank]
         among_late[at] = _nearly_as_late(lags_ns[rows], arrivals[rows], waits_ns[rows], largest)
-        among_late[at, last_rank] = True
-    return _Comparison(last, of_steps_ns, late, keys, tuple(of_steps), among_late, _lags_before(run, keys)), notes
+        by_itself[at] = _nearly_as_late(lags_ns[rows], arrivals[rows], waits_ns[rows], of_steps_ns[at])
+        among_late[at, last_rank] = by_itself[at, last_rank] = True
+    before_ns = _lags_before(run, keys)
+    return _Comparison(last, of_steps_ns, late, keys, tuple(of_steps), among_late, by_itself, before_ns), notes
+
+
+def _with_graded(compared: _Comparison, least: int) -> _Comparison:
+    """Return the comparison with those among the late who are late by less, as ranks of one node with graded lags.
+
+    They are added to the ranks that are late together, or to the straggler, in the steps in which all of them arrive
+    last, each of them by itself. Smaller lags than ``least`` are not told from the error of the clocks.
+    """
+    late, lags_ns = compared.among_late, compared.lags_ns
+    ranks = lags_ns.shape[1]
+    straggler = _straggler([int((compared.late == rank).sum()) for rank in range(ranks)])
+    first = _late_together(late) or (() if straggler is None else (straggler,))
+    if not first or not len(late):
+        return compared
+    known = np.where(np.isnan(lags_ns), -np.inf, lags_ns)
+    typical = np.median(known[late[:, first].all(axis=1)], axis=0)
+    order = np.argsort(-typical, kind="stable")
+    gaps = -np.diff(typical[order])
+    for size in range(max(2, len(first)), ranks // 2 + 1):
+        # The lags of the last ranks differ by less from each other than from the next one's.
+        if {*first} <= {*order[:size].tolist()} and gaps[size - 1] >= _SEPARATE * gaps[: size - 1].max(initial=0):
+            break
+    else:
+        return compared
+    group, others = order[:size], order[size:]
+    are_last = known[:, group].min(axis=1) > np.maximum(least, known[:, others].max(axis=1))
+    steps = np.flatnonzero(are_last & late[:, first].all(axis=1) & compared.by_itself[:, group].all(axis=1))
+    late = late.copy()
+    late[np.ix_(steps, group)] = True
+    return replace(compared, among_late=late)
 
 
 def _measure_steps(run: RunAnalysis, compared: _Comparison, waits_ns: Ints | None) -> tuple[StepSkew, ...]:
@@ -646,11 +687,11 @@ def _waits_at_matches(run: RunAnalysis) -> Ints:
     return np.stack(waits, axis=1)
 
 
-def _nearly_as_late(lags: Floats, arrivals: Ints, waits_ns: Ints, largest: float) -> Mask:
+def _nearly_as_late(lags: Floats, arrivals: Ints, waits_ns: Ints, largest: float | Floats) -> Mask:
     """Return which ranks are nearly as late in a step as its last rank, but not because they waited for others.
 
     - ``lags``, ``arrivals``, ``waits_ns``: Of each rank (column) at each match (row) of the step.
-    - ``largest``: The lag of the last rank.
+    - ``largest``: The lag of the last rank; or for each rank the lag with which it is compared.
     """
     nearly = lags >= _NEARLY * largest  # NaN is not
     # What a rank had waited when it first was so late.

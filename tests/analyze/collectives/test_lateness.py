@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,11 @@ def job(
     begins_late: bool = False,
     late_ranks: Collection[int] = (LATE,),
     in_turns: int = 0,
+    also_late_ms: Mapping[int, int] | None = None,
 ) -> Capture:
     """Each late rank is late by so much in each step, in its forward, or because it begins the step so much later.
 
-    If ranks are late in turns, one of all ranks, or two, are in each step.
+    If ranks are late in turns, one of all ranks, or two, are in each step. Other ranks may also be late, by less.
 
     ms        0          20        30        40        50        60       68
     compute   ffffffffff b0        b1        b2        b3                 oo
@@ -62,7 +63,11 @@ def job(
 
         for step in range(STEPS):
             begin = step * length + 0.1
-            late = late_ms if rank in (TURNS[in_turns][step] if in_turns else late_ranks) else 0
+            late = (
+                late_ms
+                if rank in (TURNS[in_turns][step] if in_turns else late_ranks)
+                else (also_late_ms or {}).get(rank, 0)
+            )
             own = begin + (late if begins_late else 0)
             step_end = round((step + 1) * length * MS)
             capture.ranges.append(Range(f"step|index={step}", round(own * MS), step_end, process, process, "ddp_prof"))
@@ -110,6 +115,24 @@ def test_ranks_of_a_late_node_cost_what_is_gained_without_the_lag_of_all(tmp_pat
     document = skew_view(run.analysis(), run.skew()).document
     assert document["group"] == {"ranks": [1, 2], "steps": 6, "lag_ns": 16 * MS, "cost_ns": 16 * MS}
     assert document["doubt"] is None
+
+
+@pytest.mark.parametrize(
+    ("by_ms", "said", "gain_ms"),
+    [
+        (
+            11,
+            "Ranks 1-2 arrive last together in 6 of 6 steps, by 13.5 ms (median); such a step would be up to 16.0",
+            16,
+        ),
+        (6, "Rank 2 arrives last in 6 of 6 steps, by 16.0 ms (median); such a step would be up to 10.0", 10),
+    ],
+)
+def test_the_ranks_of_a_node_may_be_late_by_graded_lags(tmp_path: Path, by_ms: int, said: str, gain_ms: int) -> None:
+    """Rank 1 is late by less than rank 2: rank 2 alone was named, whose lag costs 5 of the 16 ms."""
+    found, cost, _, _ = told(job(16, also_late_ms={1: by_ms}), tmp_path)
+    assert found.startswith(said)
+    assert cost == gain_ms
 
 
 @pytest.mark.parametrize(
