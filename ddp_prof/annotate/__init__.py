@@ -71,10 +71,20 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import ``Monitor`` or ``log_overlap`` when the program first asks for it: their module imports torch."""
     if name in {"Monitor", "log_overlap"}:  # they import torch
+        _import_torch()
         from ddp_prof.annotate import monitor
 
         return getattr(monitor, name)  # not stored here: this function is called at every use
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _import_torch() -> None:
+    """Import torch before any of our modules that import it, as programs often import ddp_prof before torch.
+
+    As soon as torch is loaded, ``ddp-prof capture`` and ``tune`` import these modules to mark the program. They would
+    find one incomplete that itself imports torch at that moment.
+    """
+    import torch  # noqa: F401
 
 
 def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
@@ -98,6 +108,7 @@ def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
     Call it after ``DistributedDataParallel(...)`` with the wrapper that this returned. Without a model, call it before
     any wrapper is created. In another order the buckets get no ranges, and a warning says so.
     """
+    _import_torch()
     from ddp_prof.annotate.hooks import Instrumented
 
     return Instrumented(model, optimizers)
@@ -114,6 +125,7 @@ def lightning_callback(every: int | None = None, **monitoring: Any) -> Any:
         every: If given, the callback marks nothing: it measures and logs as a :class:`Monitor` with this ``every``.
         monitoring: Further arguments of that :class:`Monitor`.
     """
+    _import_torch()
     from ddp_prof.annotate.hooks import Instrumented
 
     try:
@@ -153,6 +165,7 @@ def trainer_callback(every: int | None = None, **monitoring: Any) -> Any:
         every: If given, the callback marks nothing: it measures and logs as a :class:`Monitor` with this ``every``.
         monitoring: Further arguments of that :class:`Monitor`.
     """
+    _import_torch()
     from transformers import TrainerCallback
 
     from ddp_prof.annotate.hooks import Instrumented

@@ -6,6 +6,7 @@ And what keeps it from recording: a folder without locks, and a program into whi
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -181,6 +182,20 @@ def test_a_program_that_first_asks_whether_there_is_a_torch_is_marked_once(
     program = "from importlib import reload, util; print(util.find_spec('torch').name); import torch; reload(torch)"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("torch\nmarked\n", "")
+
+
+TRY = json.dumps({"is_recorded": False, "folder": ".", "warmup": 1, "steps": 1, "ddp": {}, "fsdp": {}})
+
+
+@pytest.mark.parametrize("first", ["annotate.Monitor", "annotate.instrument()"])
+@pytest.mark.parametrize(("module", "variables"), [("unattended", {}), ("trial", {"DDP_PROF_TRIAL": TRY})])
+def test_a_program_that_uses_ddp_prof_before_it_imports_torch_is_marked(
+    first: str, module: str, variables: dict[str, str]
+) -> None:
+    environ = os.environ | injection(os.environ) | variables
+    program = f"import sys; from ddp_prof import annotate; {first}; print('ddp_prof.annotate.{module}' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 # Takes a terminal and asks itself to end, as Ctrl-C does; prints what it sends to the program.
