@@ -75,7 +75,7 @@ class MarkedCalls:
         self._model = weakref.ref(model)
         self._handles: list[Any] = []  # of the hooks
         vars(model)[_ATTRIBUTE] = Owned(self)
-        _follow_compilation()
+        follow_compilation()
         # model.compile() has set _compiled_call_impl, if it was called before.
         compiled: Any = getattr(model, "_compiled_call_impl", None)
         if compiled is None:
@@ -143,7 +143,7 @@ class MarkedCalls:
         return marked
 
 
-def _follow_compilation() -> None:
+def follow_compilation() -> None:
     """Replace ``torch.compile`` by a function that also moves the marks of a module; do this once per process."""
     original = torch.compile
     if getattr(original, "moves_marks", False):

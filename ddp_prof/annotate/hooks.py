@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.backward_passes import passes
 from ddp_prof.annotate.bucket_marks import BucketMarks
-from ddp_prof.annotate.calls import MarkedCalls
+from ddp_prof.annotate.calls import MarkedCalls, follow_compilation
 from ddp_prof.annotate.fsdp_marks import mark_fsdp_unit, mark_group
 from ddp_prof.annotate.outer_steps import OuterSteps
 from ddp_prof.annotate.ranges import NestedRange
@@ -103,7 +103,7 @@ class Instrumented:
             return
         opened: list[NestedRange] = []
         process = None
-        buckets = BucketMarks(wrapped) if isinstance(wrapped, DistributedDataParallel) else None
+        buckets = BucketMarks(wrapped) if _has_buckets(wrapped) else None
 
         def begin(_module: torch.nn.Module) -> None:
             """Open the range of a forward pass, after a short range that tells the rank; prepare DDP's buckets."""
@@ -150,6 +150,7 @@ class Instrumented:
 
             return make
 
+        follow_compilation()  # now: in torch.compile(DistributedDataParallel(...)) Python looks up torch.compile first
         self._replace(DistributedDataParallel, "__init__", mark_made(self._mark_forward))
         with suppress(ImportError):  # torch without FSDP2
             from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -235,7 +236,7 @@ def _warn_of_order(models: Sequence[torch.nn.Module]) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
     there = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-    if not models and any(BucketMarks.of(one) is None for one in there):
+    if not models and any(BucketMarks.of(one) is None for one in there if _has_buckets(one)):
         warnings.warn(
             "annotate.instrument() marks what is created after it, and a DistributedDataParallel is there already, "
             "whose buckets are not marked: call it first, or pass the model",
@@ -251,6 +252,15 @@ def _warn_of_order(models: Sequence[torch.nn.Module]) -> None:
                 f"if it is to be wrapped, {_WRAP_FIRST}",
                 stacklevel=4,
             )
+
+
+def _has_buckets(module: torch.nn.Module) -> TypeGuard[DistributedDataParallel]:
+    """Return whether the module is a DDP that reduces buckets.
+
+    With ``torch._dynamo.config.optimize_ddp = "python_reducer"`` it compiles all-reduces of parameters into backward,
+    and would call a hook for buckets with each parameter.
+    """
+    return isinstance(module, DistributedDataParallel) and not getattr(module, "_use_python_reducer", False)
 
 
 def _reduces_gradients(module: torch.nn.Module) -> bool:

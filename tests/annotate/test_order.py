@@ -256,3 +256,35 @@ def test_marks_of_a_step_that_is_compiled_as_a_whole_are_not_compiled(
     assert counts["a step",] == [3, 3], "passes and steps are marked"
     assert "Dynamo does not know how to trace" not in said
     assert "nvtx" not in said
+
+
+# Marks all that is made later, as ddp-prof capture does under nsys, and compiles a DDP in the expression that makes it.
+COMPILED_AT_ONCE = """
+import os, sys, warnings
+os.environ["NSYS_PROFILING_SESSION_ID"] = "1"
+warnings.simplefilter("ignore")
+import torch
+import torch._dynamo.config
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from ddp_prof import annotate
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch._dynamo.config.optimize_ddp = eval(sys.argv[1])
+recorder = annotate.Recorder()
+annotate.instrument()
+model = torch.compile(DistributedDataParallel(torch.nn.Linear(4, 4)), backend="aot_eager")
+with annotate.only_sink(recorder):
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+names = [each.text.partition("|")[0] for each in recorder.ranges]
+print(names.count("forward"), names.count("backward"), names.count("all_reduce"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimize_ddp", "marked"),
+    [("True", "3 3 3"), ("False", "3 3 3"), ("'python_reducer'", "3 3 0")],
+)
+def test_a_ddp_that_is_compiled_where_it_is_made_is_marked(optimize_ddp: str, marked: str) -> None:
+    """The forward and the only bucket of each of three steps; torch's reducer in Python trains on, and has none."""
+    assert run_python(COMPILED_AT_ONCE, optimize_ddp).stdout == f"{marked}\n"
