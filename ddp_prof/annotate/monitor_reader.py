@@ -133,6 +133,7 @@ class Reader:
         self._sent = deque[str]()  # keys of this rank's results in the store, the oldest first
         self._silent = set[int]()  # on rank 0: ranks from which nothing arrived the last time
         self._analysis = Analysis()
+        self._gives_up = threading.Event()  # set where the program ends before everything is logged
 
     def read(self, recorded: RecordedSteps) -> None:
         """Queue a measurement for analysis and log; if too many wait, delete its trace and warn.
@@ -169,7 +170,7 @@ class Reader:
         if isinstance(task, FailedMeasurement) and (group.world == 1 or group.store is None):
             return
         if self._thread is None:
-            self._analysis = Analysis()
+            self._analysis, self._gives_up = Analysis(), threading.Event()
             self._thread = threading.Thread(target=self._run, name="ddp_prof.monitor", daemon=True)
             self._thread.start()
             for messenger in [*self._messengers, self._alerts] if group.rank == 0 else ():
@@ -177,13 +178,18 @@ class Reader:
         self._tasks.put((task, group))
 
     def close(self) -> None:
-        """Wait until all measurements are logged, for :data:`PATIENCE_S` at most; kill an analysis that still runs."""
+        """Wait until all measurements are logged, for :data:`PATIENCE_S` at most; then end what still runs.
+
+        The thread is ended, too: if Python ends while a thread is in a call of the store, torch aborts the program.
+        """
         until = time.monotonic() + PATIENCE_S
         if self._thread is not None:
             self._tasks.put(None)  # ends the thread
             self._thread.join(PATIENCE_S)
             if self._thread.is_alive():
+                self._gives_up.set()
                 self._analysis.kill()
+                self._thread.join(AFTER_SILENCE_S)
             self._thread = None
         group = find_group()
         if group.rank and group.store is not None:  # tell rank 0 that nothing more comes from this rank
@@ -290,10 +296,8 @@ class Reader:
                     self._silent.discard(rank)
             # Give up after a while, soon if only ranks are missing that sent nothing the last time.
             patience_s = GATHER_S if missing - self._silent else AFTER_SILENCE_S
-            if time.monotonic() > begun + patience_s:
+            if time.monotonic() > begun + patience_s or (missing and self._gives_up.wait(_POLL_S)):
                 break
-            if missing:
-                time.sleep(_POLL_S)
         self._silent |= missing
         return parts
 

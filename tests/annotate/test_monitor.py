@@ -825,3 +825,26 @@ def test_a_callback_continues_the_numbers_of_a_checkpoint(
     train_step(model, optimizer)
     callback.on_train_end()
     assert due == [expected, expected + 1]
+
+
+ENDS_WHILE_IT_GATHERS = """
+import threading
+from pathlib import Path
+import torch.distributed as dist
+from ddp_prof.annotate import monitor_reader
+store = dist.TCPStore("127.0.0.1", 0, 1, True)
+monitor_reader.find_group = lambda: monitor_reader.Group(0, 2, store)  # rank 1 sends nothing
+monitor_reader.PATIENCE_S, monitor_reader._POLL_S = 0.5, 0.0  # so it asks the store all the time
+readers = [monitor_reader.Reader(Path("."), None, "none", None, None) for _ in range(4)]
+for reader in readers:
+    reader.fail(6, "not measured")
+for reader in readers:
+    reader.close()
+print([each.name for each in threading.enumerate() if each.name == "ddp_prof.monitor"])
+"""
+
+
+def test_a_program_that_ends_while_rank_0_waits_for_another_rank_keeps_its_exit_code() -> None:
+    """A thread that was in a call of the store when Python ended made torch abort the program."""
+    done = run_python(ENDS_WHILE_IT_GATHERS, to_the_end=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n")
