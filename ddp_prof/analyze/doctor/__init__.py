@@ -31,6 +31,7 @@ RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     hosts.host_sync,
     hosts.launch_bound,
     hosts.straggler,
+    hosts.uneven_compute,
     communication.time_without_size,
     communication.bucket_copies,
     communication.need_order,

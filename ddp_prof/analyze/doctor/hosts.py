@@ -12,8 +12,8 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.communication import OPERATIONS
-from ddp_prof.table import NO_TIME, count_before, distinct_rows
+from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
+from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
 _HOST_SHARE = 0.25
 """The host is reported as late if it takes at least this fraction of a step."""
@@ -272,7 +272,7 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     if run.skew.doubt:
         blamed = run.skew.group.ranks if run.skew.group else (run.skew.straggler or 0,)
         reason = f"who arrives last ({run.skew.names_of(blamed)}) {run.skew.doubt}"
-        return Abstained("straggler", f"{reason}{_longest_compute_text(run)}")
+        return Abstained("straggler", reason)
     if run.skew.group:
         return _late_group(run, run.skew.group)
     # Without a straggler: undecided if one rank is last in all steps, but these are too few, or if nothing marks steps.
@@ -304,20 +304,40 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _longest_compute_text(run: RunEvidence) -> str:
-    """Say, after a semicolon, which ranks compute clearly longer than the others, as a slow stage of a pipeline does.
+def uneven_compute(run: RunEvidence) -> Finding | None:
+    """Find ranks that compute clearly longer than the others, as a slow stage of a pipeline does.
 
-    Empty if there are none, or if most ranks do.
+    Found where who arrives last may have waited for another rank in sends and receives, or is not known while most
+    ranks send and receive; and if less than half of the ranks compute at least a fifth longer than the median rank. A
+    step then gains at most that time: whatever its schedule is, each operation lies at most once on the path that
+    determines its length.
     """
-    times = {rank.name: (rank.compute_ns or 0) / max(1, len(rank.steps)) for rank in run.overlap.ranks}
-    usual, longest = float(np.median([*times.values()])), max(times.values())
-    found = [index for index, rank in enumerate(run.skew.ranks) if times.get(rank.name, 0) >= _AS_LONG * longest]
+    between = OPERATIONS.index(POINT_TO_POINT)
+    sends = [bool(np.any((rank.timings.operation == between) & (rank.keys != UNKNOWN))) for rank in run.analysis.ranks]
+    is_told = run.skew.straggler is not None or run.skew.group is not None
+    if run.is_cpu or not (run.skew.doubt or (2 * sum(sends) > len(sends) and not is_told)):
+        return None
+    times = [
+        median_or_zero([(step.compute_only_ns or 0) + (step.overlapped_ns or 0) for step in rank.steps])
+        for rank in run.overlap.ranks
+    ]
+    if not all(times):  # of a rank it is not known
+        return None
+    usual, longest = median_or_zero(times), max(times)
+    found = [index for index, ns in enumerate(times) if ns >= _AS_LONG * longest and ns >= _CLEARLY_LONGER * usual]
     if longest < _CLEARLY_LONGER * usual or 2 * len(found) >= len(times):
-        return ""
-    verb = "compute" if len(found) > 1 else "computes"
-    return (
-        f"; {run.skew.names_of(found)} {verb} longest, up to {longest / 1e6:.2f} ms of a step (median of all ranks: "
-        f"{usual / 1e6:.2f} ms)"
+        return None
+    which = run.skew.names_of(found)
+    return Finding(
+        "uneven compute",
+        f"{which[:1].upper()}{which[1:]} compute{'' if len(found) > 1 else 's'} longest, up to {longest / 1e6:.2f} ms "
+        f"of a typical step; the median of all ranks is {usual / 1e6:.2f} ms. Others may wait for that in sends and "
+        "receives, which are not matched.",
+        "Give these ranks less work, such as fewer layers of a pipeline; if they have no more than others, compare "
+        "their clocks, power limit and placement.",
+        tuple(run.skew.ranks[index].name for index in found),
+        (),
+        longest - usual,
     )
 
 

@@ -7,14 +7,16 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
 from ddp_prof.analyze import doctor
 from ddp_prof.analyze.doctor import Diagnosis
-from ddp_prof.runs import load_runs
+from ddp_prof.runs import LoadOptions, load_runs
 from ddp_prof.trace import Category, Kind, Trace
+from tests.analyze.collectives.test_straggler import pipeline
 from tests.analyze.doctor.test_gpu_rules import (
     MS,
     NO_CONTENTION,
@@ -39,6 +41,12 @@ def recorded(path: Path) -> Diagnosis:
     return run.doctor()
 
 
+def slow_stage() -> Diagnosis:
+    with TemporaryDirectory() as folder:
+        (run,) = load_runs(pipeline(Path(folder), 2), LoadOptions(one_run=True))
+        return run.doctor()
+
+
 def with_graphs(trace: Trace) -> Trace:
     """Its forward is a replay of a graph that was recorded whole."""
     rows = np.arange(len(trace.activities)) % 5 == 0
@@ -58,6 +66,7 @@ FAULTY: dict[str, Callable[[], Diagnosis]] = {
     "host synchronization in backward": lambda: recorded(CAPTURES / "host_sync.sqlite"),
     "launch-bound host": lambda: recorded(CAPTURES / "starved.sqlite"),
     "straggler": lambda: recorded(CAPTURES / "slow_rank.sqlite"),
+    "uneven compute": slow_stage,
     "copies out of buckets": lambda: diagnose(training(consumer="memcpy").trace()),
     "the last bucket is needed first": lambda: diagnose(
         training(bucket_ns=3 * MS, needed=lambda bucket: 3 - bucket).trace()
