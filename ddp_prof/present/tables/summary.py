@@ -10,6 +10,7 @@ from string import digits
 
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RunExplanation
@@ -20,6 +21,7 @@ from ddp_prof.errors import shell_path, shell_quote
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short
 from ddp_prof.present.columns import in_percent, times_of, values_of
 from ddp_prof.present.headlines import (
+    WORTH_ADVICE,
     communicating_steps_text,
     cost_text,
     gain_headline,
@@ -225,9 +227,11 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     profilers = dict.fromkeys(SOURCE_NAMES.get(source, source) for source, *_ in result.recorded_by)
     read = [*_source_facts(result, summary), " and ".join(profilers)]
     why = ("cause", None if summary.reason or run.idle else cause)
-    # Advice that follows from the cause comes after it, and not without it; a finding of the doctor comes before.
-    is_of_cause = of_cause and not findings and not summary.reason and not run.idle
-    change = ("change", of_cause if is_of_cause else _short_advice(run))
+    # Advice that follows from the cause comes after it, and not without it; a finding of the doctor comes before, if it
+    # may gain much.
+    is_of_cause = of_cause and all(_gains_little(run, one) for one in findings) and not summary.reason and not run.idle
+    little = f" {count_noun(len(findings), 'finding')} below {percent(WORTH_ADVICE)} of a step." if findings else ""
+    change = ("change", f"{of_cause}{little}" if is_of_cause else _short_advice(run))
     return [
         ("missing", result.missing),
         ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
@@ -259,6 +263,12 @@ def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
         ("read", " · ".join(read)),
         (NEXT, run.next_commands[0]),
     ]
+
+
+def _gains_little(run: SummarizedRun, finding: Finding) -> bool:
+    """Return whether the expected gain of a finding is known, and too small to be the first advice."""
+    step_ns, gain_ns = run.summary.step_ns, finding.gain_high_ns
+    return bool(step_ns) and gain_ns is not None and gain_ns < WORTH_ADVICE * (step_ns or 0)
 
 
 def _short_advice(run: SummarizedRun) -> str:
