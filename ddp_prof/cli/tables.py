@@ -14,10 +14,11 @@ from ddp_prof.cli.options import Answer, Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable
 from ddp_prof.present.table import TableOptions, TableView, show
-from ddp_prof.runs.run import SUMMARY_RESULTS, Run, are_one_variant, changes_between, compare_steps
+from ddp_prof.runs.run import SUMMARY_RESULTS, Run, are_one_variant, changes_between, compare_steps, factor_between
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.comparison import VariantSummary
+    from ddp_prof.analyze.variants.same_factor import SameFactor
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.present.headlines import Headline
 
@@ -399,7 +400,9 @@ def _comparison_view(
     """
     from ddp_prof.present.tables.compare import compare_view
 
-    return compare_view([run.overlap() for run in runs], summaries, changes, parts, [run.cost() for run in runs])
+    costs = [run.cost() for run in runs]
+    factor = _same_factor(runs, parts, summaries)
+    return compare_view([run.overlap() for run in runs], summaries, changes, parts, costs, factor)
 
 
 def _with_changes(
@@ -420,13 +423,22 @@ def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
     return changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
 
 
+def _same_factor(
+    runs: Sequence[Run], parts: Sequence[PartChange], summaries: Sequence[VariantSummary]
+) -> SameFactor | None:
+    """Return the factor by which all kernels of two runs of one job differ; ``None`` if there is none."""
+    return factor_between(*runs) if parts and not any(one.other_job for one in summaries) else None
+
+
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange], summaries: Sequence[VariantSummary]) -> TableView:
     """Return the table of what changed between two runs."""
-    from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text
+    from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text, same_factor_text
 
     other_job = next((f" (another job: {one.other_job})" for one in summaries if one.other_job), "")
     title = f"from {runs[0].label} to {runs[1].label}{other_job}, mean step: {changed_text(parts)}"
-    return TableView(printable(title), change_rows(parts), [HOW_TO_READ_CHANGES], {})
+    factor = _same_factor(runs, parts, summaries)
+    notes = [*([same_factor_text(factor)] if factor else []), HOW_TO_READ_CHANGES]
+    return TableView(printable(title), change_rows(parts), notes, {})
 
 
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.kernels.kernel_times import KernelRuns
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
+    from ddp_prof.analyze.variants.same_factor import SameFactor
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.analyze.what_if.prediction import RunPrediction
     from ddp_prof.analyze.what_if.questions import Question
@@ -692,6 +693,14 @@ def are_one_variant(runs: Sequence[Run]) -> bool:
     """Return whether all runs have the same variant and bucket size, or none of them has a ``run.json``."""
     kinds = {(run.manifest.variant, run.manifest.bucket_size_mb) if run.manifest else None for run in runs}
     return len(kinds) == 1
+
+
+def factor_between(before: Run, after: Run) -> SameFactor | None:
+    """Return the factor by which all kernels of a run take longer than those of another run, if there is one."""
+    from ddp_prof.analyze.variants.same_factor import find_same_factor
+
+    prepare_runs([before, after], "kernels")
+    return find_same_factor(before.kernels(), after.kernels())
 
 
 def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:

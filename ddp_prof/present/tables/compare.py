@@ -10,6 +10,7 @@ from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.statistics import EACH_ALONE
 from ddp_prof.analyze.variants.comparison import EXPLAINED_BY, TURNS, VariantSummary
+from ddp_prof.analyze.variants.same_factor import SameFactor
 from ddp_prof.analyze.variants.waterfall import (
     DURATION,
     LAUNCH,
@@ -48,6 +49,7 @@ def compare_view(
     waterfall: Waterfall,
     changes: Sequence[PartChange],
     costs: Sequence[RunCost],
+    factor: SameFactor | None = None,
 ) -> TableView:
     """Return the table that compares runs, a row per run; its document also has the waterfall and the changes.
 
@@ -57,6 +59,7 @@ def compare_view(
         waterfall: How the mean step changes from run to run.
         changes: What changed between two runs of one variant; empty for other runs.
         costs: What communication costs each run.
+        factor: The factor by which all kernels of the second run take longer, if there is one.
     """
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
@@ -95,6 +98,7 @@ def compare_view(
         "warnings": warnings,
         "waterfall": asdict(waterfall),
         "changes": [document_of(change) for change in changes],
+        "same_factor": asdict(factor) if factor else None,
     }
     return TableView("", compare_rows(summaries, costs), notes, document)
 
@@ -243,6 +247,20 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
         for one, by_ns in beyond
         if 100 * abs(by_ns) >= largest_ns
     ]
+
+
+def same_factor_text(found: SameFactor) -> str:
+    """Say by which factor all kernels became longer, or shorter, and that this is no change of the program."""
+    what = "slower" if found.factor > 1 else "faster"
+    why = (
+        f": the device is {what}, as at {'lower' if found.factor > 1 else 'higher'} clocks"
+        if found.knows_shapes
+        else ""
+    )
+    return (
+        f"the {found.kernels} kernels that take {percent(found.share)} of compute all take {found.factor:.2f} times as "
+        f"long as before ({found.low:.2f} to {found.high:.2f}), and run as often{why}"
+    )
 
 
 def _signed(ns: int) -> str:

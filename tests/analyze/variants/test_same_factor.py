@@ -1,0 +1,69 @@
+"""Two runs whose kernels all take longer by one factor: the device is slower, not a part of the program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import run
+from tests.nsys_factory import NCCL, Capture, Kernel, Range, write_capture
+
+STEPS, KERNELS = 8, 6
+
+Factor = Callable[[int, int], float]
+"""By how much kernel ``number`` takes longer in step ``step``."""
+
+
+def capture(factor: Factor, *, grid: int = 64, repeats: int = 1) -> Capture:
+    """In each step six kernels of 1.0 to 1.5 ms, which scatter by 1 us, and a collective of 0.3 ms after them."""
+    found = Capture()
+    for step in range(STEPS):
+        begin = 30_000_000 * step + 1_000
+        at, end_of_step = begin, begin + 29_000_000
+        found.ranges.append(Range(f"step {step}", begin, end_of_step, 100))
+        for number in range(KERNELS):
+            for _ in range(repeats if number == 0 else 1):
+                length = round((1_000_000 + 100_000 * number) * factor(number, step)) + 1_000 * (step % 3)
+                found.kernels.append(Kernel(f"gemm_{number}", at, at + length, begin, 100, grid=grid))
+                at += length
+        found.kernels.append(Kernel(NCCL, at, at + 300_000, begin, 100, stream=20))
+    return found
+
+
+def compared(tmp_path: Path, before: Capture, after: Capture) -> tuple[str, object]:
+    paths = [str(write_capture(tmp_path / f"{name}.sqlite", of)) for name, of in (("old", before), ("new", after))]
+    said = " ".join(run("compare", *paths).stdout.split())
+    return said, json.loads(run("compare", *paths, "--format", "json").stdout)["same_factor"]
+
+
+@pytest.mark.parametrize(("factor", "which"), [(1.1, "slower, as at lower"), (0.9, "faster, as at higher")])
+def test_of_a_slower_device_one_sentence_tells_all(tmp_path: Path, factor: float, which: str) -> None:
+    """A row for each part of the step that changed was all that was shown."""
+    said, found = compared(tmp_path, capture(lambda *_: 1), capture(lambda *_: factor))
+    sentence = (
+        f"the 6 kernels that take 100 % of compute all take {factor:.2f} times as long as before ({factor:.2f} to "
+    )
+    assert sentence in said
+    assert f"and run as often: the device is {which} clocks" in said
+    assert isinstance(found, dict)
+    assert (found["kernels"], found["factor"]) == (6, pytest.approx(factor, abs=1e-3))
+
+
+OTHERS: dict[str, Capture] = {
+    "one kernel is not longer": capture(lambda number, _: 1 if number == 3 else 1.1),
+    "one kernel runs twice": capture(lambda *_: 1.1, repeats=2),
+    "half of the steps are longer": capture(lambda _, step: 1 + 0.2 * (step % 2)),
+    "kernels have other sizes": capture(lambda *_: 1.1, grid=70),
+    "what differs is within a few per cent": capture(lambda number, _: 1 + 0.01 * (number % 2)),
+    "nothing changed": capture(lambda *_: 1),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_of_other_changes_it_is_not_said(tmp_path: Path, other: str) -> None:
+    said, found = compared(tmp_path, capture(lambda *_: 1), OTHERS[other])
+    assert found is None
+    assert "times as long as before" not in said
