@@ -12,7 +12,7 @@ import click
 from ddp_prof.cli.monitor import logs_among, show_logs_compared
 from ddp_prof.cli.options import Answer, Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
-from ddp_prof.errors import TraceError, printable
+from ddp_prof.errors import TraceError, printable, shell_quote
 from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import SUMMARY_RESULTS, Run, are_one_variant, changes_between, compare_steps, factor_between
 
@@ -37,10 +37,18 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
             run.explanation(),
             run.doctor(),
             run.cost(),
+            _options_of(run),
         )
         for run, result, summary in zip(runs, results, summaries, strict=True)
     ]
     return [summary_view(summarized, whole=whole)]
+
+
+def _options_of(run: Run) -> str:
+    """Return the options of the command line that change what is read as the run, quoted for a shell."""
+    given = (("--step-range", run.options.step_range), ("--backward-range", run.options.backward_range))
+    found = [f"{name} {shell_quote(value)}" for name, value in given if value is not None]
+    return " ".join([*found, *(["--one-run"] if run.options.one_run and len(run.files) > 1 else [])])
 
 
 SUMMARY_ANSWER = Answer(SUMMARY_RESULTS, summary_views)

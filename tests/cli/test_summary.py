@@ -230,6 +230,7 @@ def test_the_next_commands_read_a_file_whose_name_begins_like_an_option(
         for command in found["next"]:
             words = ["bash", "-c", f"printf '%s\\n' {command}"]
             _, _, *read = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+            read = [word for word in read if word != "--one-run"]
             assert [os.path.normpath(file) for file in read] == files
             assert run("overlap", "--one-run", *read).exit_code == 0, "the shell gives files, and no option"
 
@@ -331,7 +332,16 @@ def test_the_next_commands_name_all_files_of_the_run(names: tuple[str, str], tmp
     for command in found["next"]:
         words = f"printf '%s\\n' {command.partition('ddp-prof ')[2]}"
         expanded = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True).stdout.splitlines()
-        assert expanded[1:] == [str(tmp_path / name) for name in names]
+        assert expanded[1:] == ["--one-run", *(str(tmp_path / name) for name in names)]
+
+
+def test_the_next_commands_read_the_run_as_this_one_did(tmp_path: Path) -> None:
+    """Without the options, two ranks were two runs, or the steps were others."""
+    ranks = [write_capture(tmp_path / name, known_truth(2)) for name in ("a.sqlite", "b.sqlite")]
+    options = ("--step-range", r"step_(\d+)|it's \d", "--one-run")
+    (found,) = summary(*options, *ranks)["runs"]
+    for command in found["next"]:
+        assert shlex.split(command)[2:] == [*options, *map(str, ranks)]
 
 
 _NOBODY = "communicates with nobody, so there is nothing to hide."

@@ -62,13 +62,17 @@ _REASONS_OF_IDLE = {
 
 @dataclass(frozen=True)
 class SummarizedRun:
-    """The results of a run that a summary shows; its properties are the texts made from them."""
+    """The results of a run that a summary shows; its properties are the texts made from them.
+
+    ``options`` are those of the command line with which the run was read, quoted for a shell.
+    """
 
     result: TraceOverlap
     summary: VariantSummary
     explanation: RunExplanation
     diagnosis: Diagnosis
     cost: RunCost | None = None
+    options: str = ""
 
     @property
     def headline(self) -> str:
@@ -135,7 +139,7 @@ class SummarizedRun:
     @property
     def next_commands(self) -> list[str]:
         """The commands that show more, the most useful one first."""
-        traces = self.all_files
+        traces = f"{self.options} {self.all_files}".lstrip()
         if self.summary.reason:
             return [f"ddp-prof info {traces}", f"ddp-prof kernels {traces}"]
         return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {traces}", f"ddp-prof report {traces}"]
