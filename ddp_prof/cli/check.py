@@ -15,7 +15,7 @@ from ddp_prof.cli.monitor import check_logs, logs_among
 from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import EXIT_CODE, progress, say, say_lines
 from ddp_prof.present.table import TableOptions, TableView, show
-from ddp_prof.runs.run import Run, are_one_variant, changes_between
+from ddp_prof.runs.run import Run, are_one_variant, changes_between, factor_between
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.regression_gate import GateReport
@@ -145,7 +145,7 @@ def check(
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
     from ddp_prof.present.tables.check import check_view
-    from ddp_prof.present.tables.compare import change_texts
+    from ddp_prof.present.tables.compare import change_texts, same_factor_text
 
     load = replace(load, strict=True)  # a trace that cannot be read must not pass
     compared = _load_baseline(load, baselines) if baselines else None
@@ -175,6 +175,8 @@ def check(
         if compared and checks[-1].fails_against_baseline and are_one_variant([compared, run]):
             with progress("looking for the cause"):
                 changes = change_texts(changes_between(compared, run, runs))
+                factor = factor_between(compared, run)
+            causes += [f"{run.label}, against the baseline: {same_factor_text(factor)}"] if factor else []
             causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
     _show_verdicts(check_view(checks, baseline, causes), output, passed=all(check.passed for check in checks))
 

@@ -22,14 +22,14 @@ def capture(factor: Factor, *, grid: int = 64, repeats: int = 1) -> Capture:
     found = Capture()
     for step in range(STEPS):
         begin = 30_000_000 * step + 1_000
-        at, end_of_step = begin, begin + 29_000_000
-        found.ranges.append(Range(f"step {step}", begin, end_of_step, 100))
+        at = begin
         for number in range(KERNELS):
             for _ in range(repeats if number == 0 else 1):
                 length = round((1_000_000 + 100_000 * number) * factor(number, step)) + 1_000 * (step % 3)
                 found.kernels.append(Kernel(f"gemm_{number}", at, at + length, begin, 100, grid=grid))
                 at += length
         found.kernels.append(Kernel(NCCL, at, at + 300_000, begin, 100, stream=20))
+        found.ranges.append(Range(f"step {step}", begin, at + 400_000, 100))
     return found
 
 
@@ -50,6 +50,17 @@ def test_of_a_slower_device_one_sentence_tells_all(tmp_path: Path, factor: float
     assert f"and run as often: the device is {which} clocks" in said
     assert isinstance(found, dict)
     assert (found["kernels"], found["factor"]) == (6, pytest.approx(factor, abs=1e-3))
+
+
+def test_a_gate_that_fails_says_so_too(tmp_path: Path) -> None:
+    ends = (("old", 1.0), ("new", 1.1))
+    old, new = (str(write_capture(tmp_path / f"{name}.sqlite", capture(lambda *_, by=by: by))) for name, by in ends)
+    result = run("check", "--baseline", old, new)
+    assert result.exit_code == 3
+    said = " ".join(result.stdout.split())
+    assert (
+        "note: new, against the baseline: the 6 kernels that take 100 % of compute all take 1.10 times as long" in said
+    )
 
 
 OTHERS: dict[str, Capture] = {
