@@ -309,8 +309,8 @@ def uneven_compute(run: RunEvidence) -> Finding | None:
 
     Found where who arrives last may have waited for another rank in sends and receives, or is not known while most
     ranks send and receive; and if less than half of the ranks compute at least a fifth longer than the median rank. A
-    step then gains at most that time: whatever its schedule is, each operation lies at most once on the path that
-    determines its length.
+    step then gains at most the sum of these times: whatever its schedule is, each operation lies at most once on the
+    path that determines its length, and that path may lead through all these ranks.
     """
     between = OPERATIONS.index(POINT_TO_POINT)
     sends = [bool(np.any((rank.timings.operation == between) & (rank.keys != UNKNOWN))) for rank in run.analysis.ranks]
@@ -337,7 +337,7 @@ def uneven_compute(run: RunEvidence) -> Finding | None:
         "their clocks, power limit and placement.",
         tuple(run.skew.ranks[index].name for index in found),
         (),
-        longest - usual,
+        sum(times[index] - usual for index in found),
     )
 
 

@@ -43,7 +43,7 @@ def recorded(path: Path) -> Diagnosis:
 
 def slow_stage() -> Diagnosis:
     with TemporaryDirectory() as folder:
-        (run,) = load_runs(pipeline(Path(folder), 2), LoadOptions(one_run=True))
+        (run,) = load_runs(pipeline(Path(folder), [2]), LoadOptions(one_run=True))
         return run.doctor()
 
 
