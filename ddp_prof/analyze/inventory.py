@@ -13,7 +13,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
-from ddp_prof.analyze.missing import find_missing
+from ddp_prof.analyze.missing import find_missing, how_to_record_cpu
 from ddp_prof.analyze.quality import diagnose
 from ddp_prof.analyze.why_unknown import GRAPHS, NO_BACKWARD, NO_COMMUNICATION, NOTHING, why_unknown
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, ResultColumn, column
@@ -164,15 +164,14 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
     """Return a line for each question that the trace cannot answer: what is missing, and how to record it."""
     advice, has_work = [], any(len(rank.including_warmup.events) for rank in ranks)
     if not has_work:
-        missing = "no ddp_prof ranges"
+        missing = "no ddp_prof ranges that tell what the CPU did"
         if trace.source == "kineto":
             missing += "" if len(trace.operators) else ", no operators"
             missing += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
         how = "record it again"
         if not len(trace.calls):
             how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
-        how += "; on a CPU with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
-        advice.append(f"overlap: no GPU activities, {missing}: {how}")
+        advice.append(f"overlap: no GPU activities, {missing}: {how}; {how_to_record_cpu(trace)}")
     if len(trace.operators) and any(rank.hides_backward for rank in ranks):
         advice.append(f"overlap: {NO_BACKWARD}: run it in the thread that runs torch.profiler")
     told = (None, NOTHING, GRAPHS, NO_BACKWARD, NO_COMMUNICATION)  # by other lines, or none is needed

@@ -16,11 +16,13 @@ from ddp_prof.analyze.why_unknown import (
     why_unknown,
     why_unknown_work,
 )
+from ddp_prof.range_names import PROCESS, STEP, parse_ranges
 from ddp_prof.trace import Category, Trace
 
 _RECORD_GPU = "record with nsys profile --trace=cuda,nvtx, or with ProfilerActivity.CUDA of torch.profiler"
 _MARK = "with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
 _RECORD_CPU = f"on a CPU, {_MARK}"
+_NO_MODEL = "(the ranges here mark no model: 'ddp-prof capture' by itself marks one only if DDP or FSDP2 wraps it)"
 
 
 def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
@@ -34,7 +36,7 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
             f"{_RECORD_GPU}, while the program trains"
         )
     if not len(trace.activities) and all(why_unknown_work(rank) in (NOTHING, LOST) for rank in ranks):
-        return f"no GPU activities were recorded: {_RECORD_GPU}; {_RECORD_CPU}"
+        return f"no GPU activities were recorded: {_RECORD_GPU}; {how_to_record_cpu(trace)}"
     is_silent = not np.any(trace.activities.category == Category.COMMUNICATION)
     if len(trace.activities) and is_silent and (named := named_collectives(trace)):
         return (
@@ -47,3 +49,12 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
             f"mark them {_MARK}"
         )
     return None
+
+
+def how_to_record_cpu(trace: Trace) -> str:
+    """Return what to add to a program on a CPU whose trace does not tell what the CPU did.
+
+    The trace may hold steps and phases marked by ``ddp-prof capture``, which does not know a model that nothing wraps.
+    """
+    has_no_model = parse_ranges(trace.names, STEP) and not parse_ranges(trace.names, PROCESS)
+    return f"{_RECORD_CPU} {_NO_MODEL}" if has_no_model else _RECORD_CPU

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddp_prof.capture.job import Job
 
 NOTHING_RECORDED = 1
-"""Exit code if the program ended well, but nothing was recorded that tells what it did."""
+"""Exit code if the program ended well, but nothing was recorded that tells what it computed or communicated."""
 _LONGEST_STEPS = 40
 """Most characters in the value of ``--steps`` or ``--every``."""
 WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
@@ -135,7 +135,7 @@ def capture(
     say(f"{len(files)} trace{'s' if len(files) > 1 else ''} in {folder}", err=True)
     try:
         if all(run.overlap().has_nothing for run in runs):
-            say("nothing was recorded that tells what the program did", err=True)
+            say("nothing was recorded that tells what the program computed or communicated", err=True)
             context.meta[EXIT_CODE] = code or NOTHING_RECORDED
         show(TableOptions(quiet=is_quiet()), summary_views(runs))
     except TraceError as error:

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.command_line import run
 from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import write_capture
+from tests.nsys_factory import Capture, Range, write_capture
 
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 90, "pid": 1, "tid": 1}
 GEMM = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 5, "dur": 9, "pid": 0, "tid": 7, "args": {"device": 0}}
@@ -117,3 +118,29 @@ def test_of_a_device_whose_activities_were_all_lost_the_device_is_told_and_no_le
     assert "device: cuda" in said
     assert "the launches of this process have no activities: the profiler lost them" in said
     assert not re.search(r"^step|\d ms", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("passes_model", [False, True])
+def test_what_capture_does_by_itself_is_no_advice_without_saying_what_it_lacks(
+    passes_model: bool, tmp_path: Path
+) -> None:
+    """'No ddp_prof ranges' stood below 'recognized: step as step|index=1 (ddp_prof)'.
+
+    The program has one process and no DDP, so capture marks its backward and optimizer, not the forward of its model.
+    """
+    step, forward, rank = (
+        [Range("backward", 40, 70, 100), Range("optimizer", 70, 90, 100)],
+        Range("forward", 5, 40, 100),
+        Range("process|rank=0|world=1|backend=none|device=cpu", 4, 5, 100),
+    )
+    ranges = [
+        replace(one, start=one.start + at * 100, end=(one.end or 0) + at * 100)
+        for at in range(3)
+        for one in [Range(f"step|index={at}", 0, 100, 100), *([rank, forward] if passes_model else []), *step]
+    ]
+    path = write_capture(tmp_path / "x.sqlite", Capture([], ranges))
+    summary, info = run("summary", path).stdout, " ".join(run("info", path).stdout.split())
+    assert ("no GPU activities" in summary) == ("no GPU activities" in info) == (not passes_model)
+    for text in (summary, info):
+        assert ("marks one only if DDP or FSDP2 wraps it" in text) == (not passes_model)
+    assert "no ddp_prof ranges:" not in info

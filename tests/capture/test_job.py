@@ -822,7 +822,7 @@ def test_a_capture_that_brought_back_nothing_ends_as_a_failure(tmp_path: Path) -
     move = f'for rank in 0 1; do mv "{tmp_path}/$rank.json.gz" "{tmp_path}/out/sh.rank$rank.json.gz"; done'
     done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--", "sh", "-c", move)
     assert done.exit_code == 1
-    assert "nothing was recorded that tells what the program did" in done.stderr
+    assert "nothing was recorded that tells what the program computed or communicated" in done.stderr
     assert "missing  this capture is empty: " in done.stdout
 
 
