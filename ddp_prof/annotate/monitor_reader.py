@@ -205,8 +205,11 @@ class Reader:
 
     def _run(self) -> None:
         """Analyse and log the queued measurements, one after another, until ``None`` comes; this runs in the thread."""
-        _let_gloo_end_first()
+        is_first = True
         while (task := self._tasks.get()) is not None:
+            if is_first:  # after the first one is taken: what waits in the queue may make later ones too many
+                _let_gloo_end_first()
+            is_first = False
             self._read_or_warn(*task)
             del task  # a store that is held here would outlive its process group
         self._log_file.close()
