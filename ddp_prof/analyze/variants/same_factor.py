@@ -3,12 +3,13 @@
 Then the device is slower as a whole, and no part of the program explains the change. Kernels are compared by rank,
 name, launch shape and phase, each by its median duration, alone or beside communication; the quartiles must have the
 factor, too, since a part of the steps may be slower. The work must be equal: in each step a rank executes the same
-kernels as often. Kernels that take almost no time may differ.
+kernels as often. Kernels that take almost no time may differ. Of kernels that could be compared only beside
+communication, it may be that communication slows them more, at equal clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -24,7 +25,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     is_mostly_overlapped,
 )
 from ddp_prof.columns import column
-from ddp_prof.trace import UNKNOWN, Ints
+from ddp_prof.trace import UNKNOWN, Ints, Mask
 
 Floats = NDArray[np.float64]
 
@@ -48,6 +49,12 @@ class SameFactor:
     kernels: int = column("number of kernels with it, by name, launch shape and phase")
     share: float = column("the part of the compute of the first run that they take")
     knows_shapes: bool = column("whether launch shapes are known, and are equal")
+    alone: int = column("number of these kernels that were compared where no communication runs beside them")
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether enough kernels have the factor where no communication can slow them."""
+        return self.alone >= _LEAST_KERNELS
 
 
 def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) -> SameFactor | None:
@@ -55,6 +62,7 @@ def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) 
     if not before or len(before) != len(after):
         return None
     keys, factors, took_ns, whole_ns = list[Key](), list[Floats](), list[list[int]](), np.zeros(2)
+    alone = list[Key]()
     for of_rank in zip(before, after, strict=True):
         old, new = map(_executions, of_rank)
         if _counts_per_step(old, of_rank[0]) != _counts_per_step(new, of_rank[1]):
@@ -62,10 +70,14 @@ def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) 
         for key in (key for key in old if key[3] not in (COMMUNICATION, UNNAMED)):
             sums_ns = [int(duration_ns.sum()) for duration_ns, _ in (old[key], new[key])]
             whole_ns += sums_ns
-            if (found := _factor(old[key], new[key])) is not None:
+            found = found_alone = _factor(old[key], new[key], _is_alone)
+            if found is None:
+                found = _factor(old[key], new[key], _is_beside)
+            if found is not None:
                 keys.append(key)
                 factors.append(found)
                 took_ns.append(sums_ns)
+                alone += [key] if found_alone is not None else []
     if not keys:
         return None
     every, sums = np.array(factors), np.array(took_ns)
@@ -78,7 +90,9 @@ def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) 
     if min(shares) < _MOST:
         return None
     low, high = float(every[is_alike, 1].min()), float(every[is_alike, 1].max())
-    return SameFactor(factor, low, high, len(alike), float(shares[0]), all(key[1] for key in alike))
+    return SameFactor(
+        factor, low, high, len(alike), float(shares[0]), all(key[1] for key in alike), len(alike & set(alone))
+    )
 
 
 def _weighted_median(values: Floats, weights: Ints) -> float:
@@ -106,11 +120,21 @@ def _counts_per_step(executions: Mapping[Key, _Executions], runs: KernelRuns) ->
     return {key: Fraction(len(duration_ns), max(1, runs.steps)) for key, (duration_ns, _) in executions.items()}
 
 
-def _factor(old: _Executions, new: _Executions) -> Floats | None:
-    """Return by how much the quartiles of a kernel are longer: alone or, if too few are, beside communication."""
-    for select in (lambda of: of[1] == 0, lambda of: is_mostly_overlapped(*of)):
-        chosen = [of[0][select(of)] for of in (old, new)]
-        if min(map(len, chosen)) >= LEAST_EXECUTIONS:
-            base, other = (np.percentile(duration_ns, (25, 50, 75)) for duration_ns in chosen)
-            return other / base if base.all() else None
-    return None
+def _is_alone(executions: _Executions) -> Mask:
+    """Return whether no communication runs beside each execution."""
+    found: Mask = executions[1] == 0
+    return found
+
+
+def _is_beside(executions: _Executions) -> Mask:
+    """Return whether each execution is beside communication."""
+    return is_mostly_overlapped(*executions)
+
+
+def _factor(old: _Executions, new: _Executions, select: Callable[[_Executions], Mask]) -> Floats | None:
+    """Return by how much the quartiles of a kernel are longer, of selected executions; ``None`` for too few."""
+    chosen = [of[0][select(of)] for of in (old, new)]
+    if min(map(len, chosen)) < LEAST_EXECUTIONS:
+        return None
+    base, other = (np.percentile(duration_ns, (25, 50, 75)) for duration_ns in chosen)
+    return other / base if base.all() else None

@@ -251,12 +251,10 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 def same_factor_text(found: SameFactor) -> str:
     """Say by which factor all kernels became longer, or shorter, and that this is no change of the program."""
-    what = "slower" if found.factor > 1 else "faster"
-    why = (
-        f": the device is {what}, as at {'lower' if found.factor > 1 else 'higher'} clocks"
-        if found.knows_shapes
-        else ""
-    )
+    what, clocks, slowed = ("slower", "lower", "more") if found.factor > 1 else ("faster", "higher", "less")
+    why = f": the device is {what}, as at {clocks} clocks" if found.knows_shapes else ""
+    if why and not found.is_of_device:
+        why += f", or communication slows them {slowed}, beside which they run"
     return (
         f"the {found.kernels} kernels that take {percent(found.share)} of compute all take {found.factor:.2f} times as "
         f"long as before ({found.low:.2f} to {found.high:.2f}), and run as often{why}"

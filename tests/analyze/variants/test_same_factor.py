@@ -17,8 +17,11 @@ Factor = Callable[[int, int], float]
 """By how much kernel ``number`` takes longer in step ``step``."""
 
 
-def capture(factor: Factor, *, grid: int = 64, repeats: int = 1) -> Capture:
-    """In each step six kernels of 1.0 to 1.5 ms, which scatter by 1 us, and a collective of 0.3 ms after them."""
+def capture(factor: Factor, *, grid: int = 64, repeats: int = 1, beside: bool = False) -> Capture:
+    """In each step six kernels of 1.0 to 1.5 ms, which scatter by 1 us, and a collective of 0.3 ms after them.
+
+    With ``beside``, the collective runs as long as all of them.
+    """
     found = Capture()
     for step in range(STEPS):
         begin = 30_000_000 * step + 1_000
@@ -28,7 +31,7 @@ def capture(factor: Factor, *, grid: int = 64, repeats: int = 1) -> Capture:
                 length = round((1_000_000 + 100_000 * number) * factor(number, step)) + 1_000 * (step % 3)
                 found.kernels.append(Kernel(f"gemm_{number}", at, at + length, begin, 100, grid=grid))
                 at += length
-        found.kernels.append(Kernel(NCCL, at, at + 300_000, begin, 100, stream=20))
+        found.kernels.append(Kernel(NCCL, begin if beside else at, at + 300_000, begin, 100, stream=20))
         found.ranges.append(Range(f"step {step}", begin, at + 400_000, 100))
     return found
 
@@ -61,6 +64,18 @@ def test_a_gate_that_fails_says_so_too(tmp_path: Path) -> None:
     assert (
         "note: new, against the baseline: the 6 kernels that take 100 % of compute all take 1.10 times as long" in said
     )
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.3, "slower, as at lower"), (0.8, "faster, as at higher")])
+def test_kernels_that_always_run_beside_communication_may_be_slowed_by_it(
+    tmp_path: Path, factor: float, said: str
+) -> None:
+    """Only contention changed, and 'the device is slower, as at lower clocks' was said."""
+    text, found = compared(tmp_path, capture(lambda *_: 1, beside=True), capture(lambda *_: factor, beside=True))
+    slows = "more" if factor > 1 else "less"
+    assert f"the device is {said} clocks, or communication slows them {slows}, beside which they run" in text
+    assert isinstance(found, dict)
+    assert (found["kernels"], found["alone"]) == (6, 0)
 
 
 OTHERS: dict[str, Capture] = {
