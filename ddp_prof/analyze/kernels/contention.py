@@ -28,7 +28,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     kind_of_compute,
     merge_keys,
 )
-from ddp_prof.analyze.statistics import Numbers, intervals_of_sums
+from ddp_prof.analyze.statistics import Numbers, intervals_of_sums, student_t
 from ddp_prof.growing_column import in_order
 from ddp_prof.table import concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Ints, Mask, distinct, distinct_rows
@@ -140,7 +140,8 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         return Contention(
             reason="the compared kernels ran as long outside of communication as all their work takes alone"
         )
-    doubt_of_alone = _error_of_medians(group, runs, compared) / done_ns[compared].sum()
+    slowdown = max(1.0, float(runs.beside_ns[compared].sum() / done_ns[compared].sum()))
+    doubt_of_alone = _error_of_medians(group, runs, compared, slowdown) / done_ns[compared].sum()
     estimate = _estimate(runs, compared, done_ns, doubt_of_alone, sum(of_rank.steps for of_rank in ranks))
     return replace(estimate, kernels=kernels)
 
@@ -331,24 +332,47 @@ def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats | Ints, done_
     return found
 
 
-def _error_of_medians(group: Ints, runs: _Executions, compared: Mask) -> float:
+def _error_of_medians(group: Ints, runs: _Executions, compared: Mask, slowdown: float) -> float:
     """Return half of the 95 % interval of the sum of the medians with which executions are compared, in ns.
 
     The standard error of the median of ``n`` normal values is 1.25 standard deviations, divided by the root of ``n``.
+    Executions may scatter each by itself, or all of a step together, as at changing clocks; the larger error counts.
+    How they scatter is known from those alone and, as those may be of a single step, from those beside communication.
 
     Args:
         group: Number of the group of each execution; its median is that of the executions alone.
         runs: The executions.
         compared: Whether each of them is compared with the median of its group.
+        slowdown: By how much communication slows them.
     """
     groups = int(group.max()) + 1
-    of_alone, duration = group[runs.is_alone], runs.duration_ns[runs.is_alone]
-    count = np.bincount(of_alone, minlength=groups)
-    mean = np.bincount(of_alone, weights=duration, minlength=groups) / np.maximum(1, count)
-    squares = np.bincount(of_alone, weights=(duration - mean[of_alone]) ** 2, minlength=groups)
-    deviation = np.sqrt(squares / np.maximum(1, count - 1))
-    used = np.bincount(group[compared], minlength=groups)
-    return float(1.96 * 1.25 * np.sqrt((used**2 * deviation**2 / np.maximum(1, count)).sum()))
+    used, count = (np.bincount(group[rows], minlength=groups) for rows in (compared, runs.is_alone))
+    rows = np.flatnonzero((runs.is_alone & (used[group] > 0)) | compared)
+    of, alone = group[rows], runs.is_alone[rows]
+    # About what each execution takes alone, and by how much this differs from the mean of such executions.
+    took = runs.duration_ns[rows] - runs.beside_ns[rows] * (1 - 1 / slowdown)
+    _, like = distinct_rows(of, alone.astype(np.int64))
+    number = np.bincount(like)
+    mean = (np.bincount(like, weights=took) / number)[like]
+    several = number[like] > 1
+    differs = (took - mean) * np.sqrt(number[like] / np.maximum(1, number[like] - 1))
+    # Each by itself.
+    times = np.maximum(1, np.bincount(of[several], minlength=groups))
+    variance = np.bincount(of[several], weights=differs[several] ** 2, minlength=groups) / times
+    weight = used / np.maximum(1, count) * np.where(count > 2, 1.25, 1)
+    each = float((weight**2 * count * variance).sum())
+    # All of a step together: how much a step differs as a whole, and how much of the sum each step has.
+    _, step = distinct_rows(runs.own[rows].astype(np.int64), runs.step[rows])
+    steps = int(step.max()) + 1
+
+    def by_step(chosen: Mask, values: Floats) -> Numbers:
+        sums: Numbers = np.bincount(step[chosen], weights=(weight[of] * values)[chosen], minlength=steps)
+        return sums
+
+    whole, differ, share = by_step(several, mean), by_step(several, differs), by_step(alone, mean)
+    known = whole > 0
+    together = float((share**2).sum() * (differ[known] ** 2).sum() / max(1.0, (whole[known] ** 2).sum()))
+    return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together))
 
 
 def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:
