@@ -50,6 +50,7 @@ class SameFactor:
     share: float = column("the part of the compute of the first run that they take")
     knows_shapes: bool = column("whether launch shapes are known, and are equal")
     alone: int = column("number of these kernels that were compared where no communication runs beside them")
+    differs_beside: bool = column("whether some of those have another factor where communication runs beside them")
 
     @property
     def is_of_device(self) -> bool:
@@ -62,7 +63,7 @@ def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) 
     if not before or len(before) != len(after):
         return None
     keys, factors, took_ns, whole_ns = list[Key](), list[Floats](), list[list[int]](), np.zeros(2)
-    alone = list[Key]()
+    alone, beside = list[Key](), dict[Key, list[Floats]]()
     for of_rank in zip(before, after, strict=True):
         old, new = map(_executions, of_rank)
         if _counts_per_step(old, of_rank[0]) != _counts_per_step(new, of_rank[1]):
@@ -70,19 +71,21 @@ def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) 
         for key in (key for key in old if key[3] not in (COMMUNICATION, UNNAMED)):
             sums_ns = [int(duration_ns.sum()) for duration_ns, _ in (old[key], new[key])]
             whole_ns += sums_ns
-            found = found_alone = _factor(old[key], new[key], _is_alone)
-            if found is None:
-                found = _factor(old[key], new[key], _is_beside)
+            found_alone, found_beside = (_factor(old[key], new[key], select) for select in (_is_alone, _is_beside))
+            found = found_beside if found_alone is None else found_alone
             if found is not None:
                 keys.append(key)
                 factors.append(found)
                 took_ns.append(sums_ns)
-                alone += [key] if found_alone is not None else []
+            if found_alone is not None:
+                alone.append(key)
+                beside.setdefault(key, []).extend([] if found_beside is None else [found_beside])
     if not keys:
         return None
     every, sums = np.array(factors), np.array(took_ns)
     factor = _weighted_median(every[:, 1], sums[:, 0])
-    is_alike = (np.abs(every - factor) <= _ALIKE * abs(factor - 1)).all(axis=1)
+    near = _ALIKE * abs(factor - 1)
+    is_alike = (np.abs(every - factor) <= near).all(axis=1)
     alike = {keys[index] for index in np.flatnonzero(is_alike).tolist()}
     if len(alike) < _LEAST_KERNELS or abs(factor - 1) < _LEAST_CHANGE:
         return None
@@ -91,7 +94,14 @@ def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) 
         return None
     low, high = float(every[is_alike, 1].min()), float(every[is_alike, 1].max())
     return SameFactor(
-        factor, low, high, len(alike), float(shares[0]), all(key[1] for key in alike), len(alike & set(alone))
+        factor=factor,
+        low=low,
+        high=high,
+        kernels=len(alike),
+        share=float(shares[0]),
+        knows_shapes=all(key[1] for key in alike),
+        alone=len(alike & set(alone)),
+        differs_beside=any(abs(of[1] - factor) > near for key in alike for of in beside.get(key, ())),
     )
 
 

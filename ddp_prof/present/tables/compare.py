@@ -255,9 +255,10 @@ def same_factor_text(found: SameFactor) -> str:
     why = f": the device is {what}, as at {clocks} clocks" if found.knows_shapes else ""
     if why and not found.is_of_device:
         why += f", or communication slows them {slowed}, beside which they run"
+    where = " where no communication runs beside them" if found.differs_beside else ""
     return (
         f"the {found.kernels} kernels that take {percent(found.share)} of compute all take {found.factor:.2f} times as "
-        f"long as before ({found.low:.2f} to {found.high:.2f}), and run as often{why}"
+        f"long as before ({found.low:.2f} to {found.high:.2f}){where}, and run as often{why}"
     )
 
 

@@ -17,13 +17,15 @@ Factor = Callable[[int, int], float]
 """By how much kernel ``number`` takes longer in step ``step``."""
 
 
-def capture(factor: Factor, *, grid: int = 64, repeats: int = 1, beside: bool = False) -> Capture:
+def capture(
+    factor: Factor, *, grid: int = 64, repeats: int = 1, beside: bool = False, odd_beside: bool = False
+) -> Capture:
     """In each step six kernels of 1.0 to 1.5 ms, which scatter by 1 us, and a collective of 0.3 ms after them.
 
-    With ``beside``, the collective runs as long as all of them.
+    With ``beside``, the collective runs as long as all of them; with ``odd_beside``, it does so in every second step.
     """
     found = Capture()
-    for step in range(STEPS):
+    for step in range(2 * STEPS if odd_beside else STEPS):
         begin = 30_000_000 * step + 1_000
         at = begin
         for number in range(KERNELS):
@@ -31,7 +33,9 @@ def capture(factor: Factor, *, grid: int = 64, repeats: int = 1, beside: bool = 
                 length = round((1_000_000 + 100_000 * number) * factor(number, step)) + 1_000 * (step % 3)
                 found.kernels.append(Kernel(f"gemm_{number}", at, at + length, begin, 100, grid=grid))
                 at += length
-        found.kernels.append(Kernel(NCCL, begin if beside else at, at + 300_000, begin, 100, stream=20))
+        found.kernels.append(
+            Kernel(NCCL, begin if beside or (odd_beside and step % 2) else at, at + 300_000, begin, 100, stream=20)
+        )
         found.ranges.append(Range(f"step {step}", begin, at + 400_000, 100))
     return found
 
@@ -76,6 +80,21 @@ def test_kernels_that_always_run_beside_communication_may_be_slowed_by_it(
     assert f"the device is {said} clocks, or communication slows them {slows}, beside which they run" in text
     assert isinstance(found, dict)
     assert (found["kernels"], found["alone"]) == (6, 0)
+
+
+def test_where_communication_slows_kernels_more_too_the_factor_is_that_of_kernels_alone(tmp_path: Path) -> None:
+    """Of a device 1.2 times slower, with a contention of 1.6, it was said that all kernels take 1.20 times as long."""
+    before, slower, both = (
+        capture(factor, odd_beside=True)
+        for factor in (lambda *_: 1, lambda *_: 1.2, lambda _, step: 1.2 + 0.72 * (step % 2))
+    )
+    text, found = compared(tmp_path, before, both)
+    assert "1.20 times as long as before (1.20 to 1.20) where no communication runs beside them, and run as" in text
+    assert isinstance(found, dict)
+    assert found["differs_beside"]
+    (other := tmp_path / "other").mkdir()
+    text, _ = compared(other, before, slower)
+    assert "1.20 times as long as before (1.20 to 1.20), and run as often: the device is slower" in text
 
 
 OTHERS: dict[str, Capture] = {
