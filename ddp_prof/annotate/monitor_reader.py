@@ -249,7 +249,7 @@ class Reader:
             error: str | None = task.why
         else:
             self._traces.add(task.step, group.rank, task.trace, self._find_log(group))
-            error = self._analysis.run(scratch, "measure", str(task.trace), str(out))[1]
+            error = self._analysis.run(scratch, "measure", str(task.trace), str(out), str(os.getpid()))[1]
             head |= {"overhead_ns": task.overhead_ns, "usual_ns": task.usual_ns, "recorded_ns": task.recorded_ns}
         packed = out.read_bytes() if error is None else b""
         return json.dumps({**head, "error": error}).encode() + b"\n" + packed

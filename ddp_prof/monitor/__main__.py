@@ -1,10 +1,10 @@
 """The processes that ``annotate.Monitor`` starts: one per rank analyzes its trace, and one combines the results.
 
-    python -m ddp_prof.monitor measure TRACE OUT     compresses the trace, and writes what was measured of it
-    python -m ddp_prof.monitor merge ASKED PART...   prints the record of a measurement as JSON
+    python -m ddp_prof.monitor measure TRACE OUT PID     compresses the trace, and writes what was measured of it
+    python -m ddp_prof.monitor merge ASKED PART...       prints the record of a measurement as JSON
 
 ASKED is JSON, see :func:`.make_record`. A PART is a file with the results of one rank: a line of JSON from the process
-that trains, and after it the content of the file OUT that ``measure`` wrote.
+that trains, and after it the content of the file OUT that ``measure`` wrote. PID is the process that wrote the trace.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 from contextlib import suppress
@@ -27,21 +28,49 @@ LOWEST = 19
 """How much the priority of the process is lowered (``nice``): the training comes first."""
 
 
-def measure(trace: Path, out: Path, *, rank: int) -> None:
+_MOST_OF_NAME = 8192
+"""Bytes at the end of a trace, and at its start if it is compressed, in which the name is looked for."""
+_OWN_FOLDER = "if another job writes to this folder, too, give each job a folder of its own"
+
+
+def measure(trace: Path, out: Path, *, rank: int, writer: int) -> None:
     """Compress a trace, measure it and write the results to ``out``.
 
-    As in all commands, kernels are compared in the first few ranks only.
+    As in all commands, kernels are compared in the first few ranks only. ``writer`` is the process that wrote the
+    trace. Raises OSError if the trace is gone, or another job has replaced it by one of the same name.
     """
-    trace = compress(trace)
+    if not trace.exists():
+        raise FileNotFoundError(f"{trace} was removed before it was read: {_OWN_FOLDER}")
+    if _is_other_s(trace, writer):
+        raise OSError(f"{trace} was replaced before it was read: {_OWN_FOLDER}")
+    measured = compress(trace, writer)
     measures = tuple(name for name in SUMMARY if name != "kernels" or rank < MOST_FILES_OF_KERNELS)
-    found = measure_report(trace, LoadOptions(one_run=True, use_cache=False), measures)
-    out.write_bytes(pickle.dumps({trace: found}))
+    found = measure_report(measured, LoadOptions(one_run=True, use_cache=False), measures)
+    if _is_other_s(measured, writer):
+        raise OSError(f"{measured} was replaced while it was read: {_OWN_FOLDER}")
+    out.write_bytes(pickle.dumps({measured: found}))
 
 
-def compress(trace: Path) -> Path:
+def _is_other_s(trace: Path, writer: int) -> bool:
+    """Return whether a trace names another process than ``writer`` as the one that wrote it.
+
+    It contains the temporary name under which it was written, in which the process follows the name of the trace.
+    ``False`` if the trace is gone.
+    """
+    try:
+        with trace.open("rb") as read:
+            if trace.suffix != ".gz":
+                read.seek(max(0, trace.stat().st_size - _MOST_OF_NAME))
+            found = re.search(rf"\.{re.escape(trace.name)}\.(\d+)\.".encode(), read.read(_MOST_OF_NAME))
+    except FileNotFoundError:
+        return False
+    return found is not None and int(found[1]) != writer
+
+
+def compress(trace: Path, writer: int) -> Path:
     """Replace a trace by a compressed file and return that; where it cannot be written, the trace stays."""
     compressed = trace.with_suffix(".json.gz")
-    partial = compressed.with_name(f".{compressed.name}.partial")
+    partial = compressed.with_name(f".{compressed.name}.{writer}.partial")
     try:
         with trace.open("rb") as read, gzip.open(partial, "wb", compresslevel=1) as written:
             shutil.copyfileobj(read, written)
@@ -50,7 +79,8 @@ def compress(trace: Path) -> Path:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         return trace
-    trace.unlink()
+    if not _is_other_s(trace, writer):
+        trace.unlink(missing_ok=True)
     return compressed
 
 
@@ -64,8 +94,8 @@ def read_part(file: Path) -> Part:
 def main(command: str, *arguments: str) -> str | None:
     """Run one of two commands, at the lowest priority.
 
-    ``measure TRACE OUT`` analyses the trace of a rank and writes the result to ``OUT``. ``merge REQUEST PART...`` puts
-    the ranks' results together to a record of the log and prints it; ``REQUEST`` is the JSON of what
+    ``measure TRACE OUT PID`` analyses the trace of a rank and writes the result to ``OUT``. ``merge REQUEST PART...``
+    puts the ranks' results together to a record of the log and prints it; ``REQUEST`` is the JSON of what
     :func:`.record.make_record` takes.
 
     Returns:
@@ -75,9 +105,9 @@ def main(command: str, *arguments: str) -> str | None:
         os.nice(LOWEST)
     try:
         if command == "measure":
-            trace, out = map(Path, arguments)
+            trace, out = map(Path, arguments[:2])
             number = trace.stem.rpartition(".rank")[2]  # a trace is named like "step00000100.rank3.json"
-            measure(trace, out, rank=int(number))
+            measure(trace, out, rank=int(number), writer=int(arguments[2]))
         else:
             asked, *files = arguments
             record = make_record(json.loads(asked), [read_part(Path(file)) for file in files])

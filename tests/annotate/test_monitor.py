@@ -739,6 +739,33 @@ def test_two_jobs_in_one_folder_are_told_and_leave_each_other_s_traces(
     assert "another job writes to" in warning
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_trace_of_another_job_in_the_folder_is_not_taken_for_its_own(
+    is_gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    """Its figures were logged as this job's, and of a trace that is gone a path was to be checked."""
+    run_analysis = monitor_reader.Analysis.run
+
+    def run_late(analysis: Any, scratch: Path, *arguments: str) -> tuple[str, str | None]:
+        """Meanwhile another job measures the same step, or deletes its traces."""
+        if arguments[0] == "measure":
+            trace = Path(arguments[1])
+            whole, own = trace.read_bytes(), f"/.{trace.name}.{os.getpid()}.partial".encode()
+            assert whole.count(own) == 1
+            trace.unlink()
+            if not is_gone:
+                trace.write_bytes(whole.replace(own, f"/.{trace.name}.{os.getpid() + 1}.partial".encode()))
+        return run_analysis(analysis, scratch, *arguments)
+
+    monkeypatch.setattr(monitor_reader.Analysis, "run", run_late)
+    monkeypatch.delenv(PYTHON_VARIABLE)  # a real process tells its reason
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path, log=[]), EVERY + STEPS + 1)
+    assert not (tmp_path / "monitor.jsonl").exists()
+    (warning,) = warned.messages
+    assert f"was {'removed' if is_gone else 'replaced'} before it was read: if another job writes to" in warning
+    assert (tmp_path / "step00000006.rank0.json").exists() != is_gone, "what is the other job's stays"
+
+
 def test_a_log_that_hangs_holds_up_neither_the_other_logs_nor_the_measurements(tmp_path: Path) -> None:
     hangs, got = threading.Event(), threading.Event()
     steps = list[int]()
