@@ -9,7 +9,7 @@ communication, it may be that communication slows them more, at equal clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -25,7 +25,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     is_mostly_overlapped,
 )
 from ddp_prof.columns import column
-from ddp_prof.trace import UNKNOWN, Ints, Mask
+from ddp_prof.trace import UNKNOWN, Ints
 
 Floats = NDArray[np.float64]
 
@@ -71,7 +71,9 @@ def find_same_factor(before: Sequence[KernelRuns], after: Sequence[KernelRuns]) 
         for key in (key for key in old if key[3] not in (COMMUNICATION, UNNAMED)):
             sums_ns = [int(duration_ns.sum()) for duration_ns, _ in (old[key], new[key])]
             whole_ns += sums_ns
-            found_alone, found_beside = (_factor(old[key], new[key], select) for select in (_is_alone, _is_beside))
+            of_both = old[key], new[key]
+            found_alone = _factor([duration_ns[beside_ns == 0] for duration_ns, beside_ns in of_both])
+            found_beside = _factor([of[0][is_mostly_overlapped(*of)] for of in of_both])
             found = found_beside if found_alone is None else found_alone
             if found is not None:
                 keys.append(key)
@@ -130,21 +132,9 @@ def _counts_per_step(executions: Mapping[Key, _Executions], runs: KernelRuns) ->
     return {key: Fraction(len(duration_ns), max(1, runs.steps)) for key, (duration_ns, _) in executions.items()}
 
 
-def _is_alone(executions: _Executions) -> Mask:
-    """Return whether no communication runs beside each execution."""
-    found: Mask = executions[1] == 0
-    return found
-
-
-def _is_beside(executions: _Executions) -> Mask:
-    """Return whether each execution is beside communication."""
-    return is_mostly_overlapped(*executions)
-
-
-def _factor(old: _Executions, new: _Executions, select: Callable[[_Executions], Mask]) -> Floats | None:
-    """Return by how much the quartiles of a kernel are longer, of selected executions; ``None`` for too few."""
-    chosen = [of[0][select(of)] for of in (old, new)]
-    if min(map(len, chosen)) < LEAST_EXECUTIONS:
+def _factor(durations_ns: Sequence[Ints]) -> Floats | None:
+    """Return by how much the quartiles of a kernel are longer in the second run; ``None`` for too few executions."""
+    if min(map(len, durations_ns)) < LEAST_EXECUTIONS:
         return None
-    base, other = (np.percentile(duration_ns, (25, 50, 75)) for duration_ns in chosen)
+    base, other = (np.percentile(of_run, (25, 50, 75)) for of_run in durations_ns)
     return other / base if base.all() else None

@@ -250,9 +250,13 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 
 def same_factor_text(found: SameFactor) -> str:
-    """Say by which factor all kernels became longer, or shorter, and that this is no change of the program."""
+    """Say by which factor all kernels became longer, or shorter, and what may have made them so."""
     what, clocks, slowed = ("slower", "lower", "more") if found.factor > 1 else ("faster", "higher", "less")
-    why = f": the device is {what}, as at {clocks} clocks" if found.knows_shapes else ""
+    why = (
+        f": the device is {what}, as at {clocks} clocks, or equal launches do {slowed} work"
+        if found.knows_shapes
+        else ""
+    )
     if why and not found.is_of_device:
         why += f", or communication slows them {slowed}, beside which they run"
     where = " where no communication runs beside them" if found.differs_beside else ""

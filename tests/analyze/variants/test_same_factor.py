@@ -54,7 +54,8 @@ def test_of_a_slower_device_one_sentence_tells_all(tmp_path: Path, factor: float
         f"the 6 kernels that take 100 % of compute all take {factor:.2f} times as long as before ({factor:.2f} to "
     )
     assert sentence in said
-    assert f"and run as often: the device is {which} clocks" in said
+    work = "more" if factor > 1 else "less"
+    assert f"and run as often: the device is {which} clocks, or equal launches do {work} work" in said
     assert isinstance(found, dict)
     assert (found["kernels"], found["factor"]) == (6, pytest.approx(factor, abs=1e-3))
 
@@ -77,7 +78,8 @@ def test_kernels_that_always_run_beside_communication_may_be_slowed_by_it(
     """Only contention changed, and 'the device is slower, as at lower clocks' was said."""
     text, found = compared(tmp_path, capture(lambda *_: 1, beside=True), capture(lambda *_: factor, beside=True))
     slows = "more" if factor > 1 else "less"
-    assert f"the device is {said} clocks, or communication slows them {slows}, beside which they run" in text
+    work = f"or equal launches do {slows} work, or communication slows them {slows}, beside which they run"
+    assert f"the device is {said} clocks, {work}" in text
     assert isinstance(found, dict)
     assert (found["kernels"], found["alone"]) == (6, 0)
 
