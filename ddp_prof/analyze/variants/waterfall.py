@@ -387,6 +387,8 @@ _MISSES = 0.05
 """How often an interval of 95 % misses the true value."""
 
 LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
+_START = "start"
+"""When a collective starts, from the end of backward's compute: its launch and the time until it starts."""
 
 Key = tuple[str | None, int | None, int | None]
 """What identifies a collective in each step: operation and bucket or, without a bucket, the position in the step."""
@@ -523,7 +525,7 @@ def _find_cause(
         return None
     moves = {
         name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name))
-        for name in (*_TIMES, _START)
+        for name in _TIMES
         if (name == WAIT) == (part == "wait")
     }
     in_direction = {name: by for name, by in moves.items() if by is not None and sign * by > 0}
@@ -564,26 +566,17 @@ _TIMES: dict[str, Callable[[Collective], int | None]] = {
     WAIT: lambda collective: collective.wait_ns,
     TRANSFER: lambda collective: collective.transfer_ns,
     DURATION: lambda collective: collective.duration_ns if collective.wait_ns is None else None,
+    _START: lambda collective: (
+        None if collective.before_backward_end_ns is None else -collective.before_backward_end_ns
+    ),
 }
 
 
-_START = "start"
-"""When a collective starts, from the end of backward's compute: its launch and the time until it starts."""
-
-
-def _start_ns(collective: Collective) -> int | None:
-    return None if collective.before_backward_end_ns is None else -collective.before_backward_end_ns
-
-
 def _mean_per_step(collectives: Sequence[Collective], name: str) -> list[float]:
-    """Return the mean over the ranks of a time of :data:`_TIMES`, or of the start, for each step.
-
-    Empty if a step has no known value.
-    """
-    measure = _TIMES.get(name, _start_ns)
+    """Return the mean over the ranks of a time of :data:`_TIMES`, for each step; empty if a step has no known value."""
     steps: dict[int | None, list[int | None]] = {}
     for collective in collectives:
-        steps.setdefault(collective.step_key, []).append(measure(collective))
+        steps.setdefault(collective.step_key, []).append(_TIMES[name](collective))
     known = [[value for value in values if value is not None] for values in steps.values()]
     return [sum(values) / len(values) for values in known] if all(known) else []
 
