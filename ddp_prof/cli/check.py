@@ -145,7 +145,6 @@ def check(
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
     from ddp_prof.present.tables.check import check_view
-    from ddp_prof.present.tables.compare import change_texts, same_factor_text
 
     load = replace(load, strict=True)  # a trace that cannot be read must not pass
     compared = _load_baseline(load, baselines) if baselines else None
@@ -173,12 +172,19 @@ def check(
         costs = None if max_cost_ns is None else run.cost().steps
         checks.append(check_run(result, replace(requirements, incomparable=differences), costs))
         if compared and checks[-1].fails_against_baseline and are_one_variant([compared, run]):
-            with progress("looking for the cause"):
-                changes = change_texts(changes_between(compared, run, runs))
-                factor = factor_between(compared, run)
-            causes += [f"{run.label}, against the baseline: {same_factor_text(factor)}"] if factor else []
-            causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
+            causes += _find_causes(compared, run, runs)
     _show_verdicts(check_view(checks, baseline, causes), output, passed=all(check.passed for check in checks))
+
+
+def _find_causes(compared: Run, run: Run, runs: Sequence[Run]) -> list[str]:
+    """Say what changed from the baseline to a run that fails against it; ``runs`` are all that are checked."""
+    from ddp_prof.present.tables.compare import change_texts, same_factor_text
+
+    with progress("looking for the cause"):
+        changes = change_texts(changes_between(compared, run, runs))
+        factor = factor_between(compared, run)
+    told = [f"{run.label}, against the baseline: {same_factor_text(factor)}"] if factor else []
+    return told + [f"{run.label}, mean step against the baseline: {text}" for text in changes]
 
 
 def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
