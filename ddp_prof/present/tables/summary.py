@@ -272,7 +272,7 @@ def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
 def _gains_little(run: SummarizedRun, finding: Finding) -> bool:
     """Return whether the expected gain of a finding is known, and too small to be the first advice."""
     step_ns, gain_ns = run.summary.step_ns, finding.gain_high_ns
-    return bool(step_ns) and gain_ns is not None and gain_ns < WORTH_ADVICE * (step_ns or 0)
+    return step_ns is not None and gain_ns is not None and gain_ns < WORTH_ADVICE * step_ns
 
 
 def _short_advice(run: SummarizedRun) -> str:
