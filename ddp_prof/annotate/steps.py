@@ -169,6 +169,10 @@ class CountedSteps:
         is_warmup |= hooks.has_agreed_unseen() or bucket_marks.agreement_follows
         if self._range is not None and self.index > 0 and is_warmup:
             self._mark(late_warmup=1)
+        warmup = {"warmup": 1} if self.index < 0 or bucket_marks.agreement_follows else {}
+        name = range_names.format_range(range_names.STEP, index=self.index + 1, **warmup)
+        if self._range is not None:  # a step lasts until the next one: what the name costs belongs to this step
+            ranges.prepare(name)
         self.close()
         self.index += 1
         if self._at_step is not None:
@@ -176,8 +180,7 @@ class CountedSteps:
         if not self._marks:
             return
         if not ranges.steps_are_marked:
-            warmup = {"warmup": 1} if self.index == 0 or bucket_marks.agreement_follows else {}
-            self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self.index, **warmup))
+            self._range = ranges.OpenRange(name)
         bucket_marks.agreement_follows = False
 
 

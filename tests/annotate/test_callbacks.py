@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from ddp_prof import annotate
-from ddp_prof.annotate import steps
+from ddp_prof.annotate import ranges, steps
 from ddp_prof.annotate.ranges import NestedRange
 from ddp_prof.annotate.steps import CountedSteps
 
@@ -173,6 +174,49 @@ def test_marks_keep_nothing_of_a_step_that_raised() -> None:
     assert kept[0]() is None
     counted.stop()
     marks.remove()
+
+
+def test_a_step_lasts_until_the_next_one_also_where_nsys_takes_its_time_for_a_new_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """nvtx registers each new name, which took up to 14 ms: that time lay between two steps, and in none of them.
+
+    ::
+
+        step 2   |----------------|
+        register             ***
+        step 3                    |-------------
+    """
+    called: list[tuple[str, str]] = []
+
+    class Domain:
+        @lru_cache  # noqa: B019  # as nvtx's
+        def get_registered_string(self, text: str) -> None:
+            called.append(("register", text))
+
+    domain = Domain()
+
+    def start(text: str, *_: object) -> str:
+        domain.get_registered_string(text)
+        called.append(("start", text))
+        return text
+
+    fake = SimpleNamespace(
+        get_domain=lambda _name: domain, start_range=start, end_range=lambda text: called.append(("end", text)),
+        push_range=lambda *_: None, pop_range=lambda *_: None,
+    )  # fmt: skip
+    monkeypatch.setattr(ranges, "nvtx", fake)
+    optimizer, counted = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), CountedSteps()
+    with annotate.only_sink(ranges.NvtxSink()):
+        counted.begin()
+        optimizer.step()
+        optimizer.step()
+        counted.stop()
+    assert called[-7:] == [
+        ("register", "step|index=1"), ("end", "step|index=0|warmup=1"), ("start", "step|index=1"),
+        ("register", "step|index=2"), ("end", "step|index=1"), ("start", "step|index=2"),
+        ("end", "step|index=2"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
