@@ -350,6 +350,33 @@ LIBRARIES = (
         _OF_TRACES,
         words=[("", ALL_TO_ALL)],
     ),
+    Library(
+        "HCCL",
+        r"(?<![A-Za-z])h(?:com_|ccl)",
+        {
+            "hcom_allReduce__586_0_1": ALL_REDUCE,
+            "hcom_send__212_2_1": POINT_TO_POINT,
+            "hcom_receive__212_3_1": POINT_TO_POINT,
+        },
+        _OF_TRACES,
+        words=[("hcomsend", POINT_TO_POINT), ("hcomreceive", POINT_TO_POINT)],
+    ),
+    Library(
+        "libraries of their own namespace",
+        r"(?<![A-Za-z])(?:r|h|m|x|one)?ccl::",
+        {"void ccl::v1::allgatherv_kernel<float>(...)": ALL_GATHER, "void rccl::AllReduceKernel(...)": ALL_REDUCE},
+        "none yet: any kernel in a namespace that is called as such a library is taken for one of it",
+    ),
+    # The name begins so: block_all_reduce_kernel reduces within the device.
+    Library(
+        "kernels named by their collective",
+        r"(?<![A-Za-z0-9_])_*all_?(?:reduce|gather|to_?all)v?_?(?:\w{0,200}_)?kernel",
+        {
+            "void allreduce_kernel<float, 8>(RankPtrs, RankSignals, ...)": ALL_REDUCE,
+            "all_to_all_v_kernel": ALL_TO_ALL,
+        },
+        _OF_SOURCE,
+    ),
     # At the start of a word: AsyncClear and FuncClamp contain the four letters, too.
     Library(
         "other NCCL descendants",

@@ -138,6 +138,15 @@ def test_operations_are_told_from_names(name: str, operation: str | None) -> Non
         "_ZN5aiter33reduce_scatter_cross_device_storeIDF16bLi8EEEvPNS_8RankDataENS_11RankSignalsE",
         "NCCL_AllReduce_custom",
         "void MyNcclAllGather<float>()",
+        "hcom_reduceScatter__586_1_1",
+        "hcom_alltoallv__012_0_1",
+        "hcclAllReduceKernel",
+        "void ccl::v1::reduce_scatter_kernel<float>(...)",
+        "oneccl_allreduce_pcie",
+        "void rccl::AllReduceKernel(...)",
+        "void allreduce_kernel<(anonymous namespace)::Type, (ReduceType)0>(rocshmem_team_t*, float*, float const*)",
+        "allReduceKernel(float*, float*, int)",
+        "_all_gather_kernel",
     ],
 )
 def test_communication_is_known(name: str) -> None:
@@ -164,6 +173,10 @@ def test_communication_is_known(name: str) -> None:
         "void at::native::AsyncClearKernel(int*)",
         "void kernel<FuncClamp<float>>(float*)",
         "trunccluster_kernel",
+        "void block_all_reduce_kernel<float>(float*)",
+        "void warpAllReduceKernel<float>(float*)",
+        "void oneflow::ccl_helper<float>(float*)",
+        "void cccl::detail::scan_kernel<float>(float*)",
         "",
     ],
 )
