@@ -98,7 +98,7 @@ class NvtxSink:
                 pop=lambda: nvtx.pop_range(domain),
                 start=lambda text: nvtx.start_range(text, None, domain),
                 end=nvtx.end_range,
-                prepare=nvtx.get_domain(domain).get_registered_string,
+                prepare=lambda text: nvtx.annotate(text, None, domain),  # registers it, in all releases of nvtx
             )
         elif has_torch:
             torch_nvtx = import_module("torch.cuda.nvtx")

@@ -202,7 +202,8 @@ def test_a_step_lasts_until_the_next_one_also_where_nsys_takes_its_time_for_a_ne
         return text
 
     fake = SimpleNamespace(
-        get_domain=lambda _name: domain, start_range=start, end_range=lambda text: called.append(("end", text)),
+        annotate=lambda text, *_: domain.get_registered_string(text),
+        start_range=start, end_range=lambda text: called.append(("end", text)),
         push_range=lambda *_: None, pop_range=lambda *_: None,
     )  # fmt: skip
     monkeypatch.setattr(ranges, "nvtx", fake)
