@@ -173,7 +173,7 @@ class Recording:
         if self.is_silent.any():
             which = "it" if self.is_silent.sum() == 1 else "them"
             notes.append(f"{name_steps(names, self.is_silent)} left out: no launch was recorded in {which}")
-        if (is_partial := self.is_partial & ~self.is_overlong).any():
+        if (is_partial := self.is_partial & ~self.is_overlong & ~self.is_silent).any():
             whose = "its" if is_partial.sum() == 1 else "their"
             notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
         if self.clocks_disagree:
@@ -217,9 +217,12 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         is_timeless = np.zeros(len(steps), np.bool_)
     step_launches = _count(of_launches, len(steps))
     is_silent = _find_silent_steps(trace, process, steps, step_launches)
-    is_partial = _find_partial_steps(np.sort(trace.calls.start_ns[mine]), steps, phases, step_launches, is_silent)
-    step_collectives = _count_collectives(trace, process, steps)
-    is_partial |= _are_cut_off(step_launches, step_collectives)
+    launch_ns = np.sort(trace.calls.start_ns[mine])
+    is_partial = _find_partial_steps(launch_ns, steps, phases, step_launches, is_silent)
+    collective_ns = _launches_of_collectives(trace, process)
+    step_collectives = _count(steps.index_at(collective_ns), len(steps))
+    step_ends = _count_launches_behind_collectives(launch_ns, collective_ns, steps)
+    is_partial |= _are_cut_off(step_launches, step_collectives, step_ends)
     is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
     step_lost = _count(of_lost, len(steps))
@@ -314,17 +317,21 @@ def _find_partial_steps(launch_ns: Ints, steps: Steps, phases: Phases, step_laun
     return is_partial
 
 
-def _are_cut_off(step_launches: Ints, step_collectives: Ints) -> Mask:
+def _are_cut_off(step_launches: Ints, step_collectives: Ints, step_ends: Ints) -> Mask:
     """Return which of the first and the last step seem to be cut off by the recording's begin or end.
 
     All other steps, more than :data:`LEAST_ALIKE`, launch the same number of collectives or of all work. Steps of
-    gradient accumulation, which launch differently, are not compared.
+    gradient accumulation, which launch differently, are not compared. Nor is a last step cut off that launches as much
+    behind its last collective (``step_ends``) as each of the others: it has fewer micro-batches, as at the end of the
+    data.
     """
     is_cut = np.zeros(len(step_launches), np.bool_)
     inner = slice(1, len(step_launches) - 1)
     if len(step_launches[inner]) <= LEAST_ALIKE:
         return is_cut
-    for step in (0, len(step_launches) - 1):
+    ends = step_ends[1:]
+    ends_as_others = ends.min() == ends.max() > 0
+    for step in (0,) if ends_as_others else (0, len(step_launches) - 1):
         launches, collectives = step_launches[inner], step_collectives[inner]
         if 0 < step_launches[step] < CUT_SHARE * launches.min():
             lacks_some = collectives.min() == collectives.max() > step_collectives[step]
@@ -382,12 +389,21 @@ def _count_nodes(trace: Trace, process: int, steps: Steps) -> Ints:
     return _count(steps.index_at(trace.calls.start_ns[call]), len(steps))
 
 
-def _count_collectives(trace: Trace, process: int, steps: Steps) -> Ints:
-    """Return how many activities that communicate each step launched."""
+def _launches_of_collectives(trace: Trace, process: int) -> Ints:
+    """Return when each activity that communicates was launched, as far as that is known."""
     activities = trace.activities
     rows = (activities.process == process) & (activities.category == Category.COMMUNICATION)
-    call = trace.launching_calls[rows & (trace.launching_calls != UNKNOWN)]
-    return _count(steps.index_at(trace.calls.start_ns[call]), len(steps))
+    found: Ints = trace.calls.start_ns[trace.launching_calls[rows & (trace.launching_calls != UNKNOWN)]]
+    return found
+
+
+def _count_launches_behind_collectives(launch_ns: Ints, collective_ns: Ints, steps: Steps) -> Ints:
+    """Return how many of the launches (sorted) each step has after that of its last collective; 0 if it has none."""
+    last_ns, at = steps.end_ns.copy(), steps.index_at(collective_ns)
+    last_ns[at[at != UNKNOWN]] = NO_TIME
+    np.maximum.at(last_ns, at[at != UNKNOWN], collective_ns[at != UNKNOWN])
+    found: Ints = np.searchsorted(launch_ns, steps.end_ns) - np.searchsorted(launch_ns, last_ns, "right")
+    return np.maximum(found, 0)
 
 
 def _are_some_numbered(

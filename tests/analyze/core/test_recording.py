@@ -238,6 +238,8 @@ class TestStepsThatLostTheirCallsToo:
             ("ae......bf......cg......dh......ik......jlR.....", [0, 1, 2, 3, 4, 5]),  # micro-batches
             ("aeN.....bf......cgO.....dh......ikQ.....jl......", [0, 1, 2, 3, 4, 5]),
             ("aeN.....bfM.....cgO.....d.......", [0, 1, 2, 3]),  # too few to tell
+            ("aeNp....bfMq....cgOr....dhPs....klRt....iQv.....", [0, 1, 2, 3, 4, 5]),  # fewer micro-batches: it ends
+            ("aeNp....bfMq....cgOr....dhPs....klRt....iQ......", [0, 1, 2, 3, 4]),  # as all others, or does not
         ],
     )
     def test_nor_the_first_or_the_last_one_if_all_others_launch_more(self, launches: str, counted: list[int]) -> None:
