@@ -273,7 +273,7 @@ class Trace(Brief):
         is_launch: For each call, whether it launched a kernel or a graph, so that an activity must have been recorded
             for it; ``None`` if the names of calls were not read.
         overlong: Rows of the activities whose recorded end is impossible; here they end where the next activity on
-            their stream begins.
+            their stream begins, or a wait of the host for them ends.
         has_ambiguous_launch: For each activity, whether several earlier calls have its number; the last of them counts.
         shape_id: For each activity, the index in ``names`` of its launch shape; ``UNKNOWN`` if it has none. ``None`` if
             launches were not read; then ``registers`` and ``call_details`` are ``None``, too.

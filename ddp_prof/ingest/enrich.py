@@ -24,7 +24,7 @@ from ddp_prof.table import (
     distinct_rows,
     is_among,
 )
-from ddp_prof.trace import Calls, Category, Kind, Trace
+from ddp_prof.trace import Calls, Category, Kind, SyncKind, Trace
 
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns with the launch shape of a kernel (blocks of the grid, threads of a block), as Nsight Systems names them."""
@@ -290,7 +290,8 @@ def cut_overlong_activities(trace: Trace) -> Trace:
 
     The end is impossible if it lies after the ends of the next two activities of the stream. The operations of a stream
     follow each other; with programmatic dependent launch the next one may begin early, but the one after that does not
-    end early. Activities that one call launched together, as a CUDA graph, have no order and are not compared.
+    end early. Activities that one call launched together, as a CUDA graph, have no order and are not compared. The last
+    two of a stream, which none or one follows, are compared with the waits of the host (:func:`_cut_by_waits`).
 
     Sorting all activities is what this costs, so what is there again under another number is told here, too.
     """
@@ -314,21 +315,67 @@ def cut_overlong_activities(trace: Trace) -> Trace:
             break
         ends_ns[rows] = start_ns[order[rows + 1]]
         found.append(order[rows])
-    if not found:
+    last = np.flatnonzero(np.append(lane[2:] != lane[:-2], [True, True][: len(lane)]))
+    outliving, until_ns = _cut_by_waits(trace, order[last])
+    warnings = []
+    if found:
+        warnings.append(
+            f"activities that were recorded as ending after later ones of their stream: "
+            f"{len(np.unique(np.concatenate(found))):,}; each is taken to end where the next one begins"
+        )
+    if len(outliving):
+        warnings.append(
+            f"activities that were recorded as ending after the host had waited for them: {len(outliving):,}; each is "
+            "taken to end where that wait ends"
+        )
+    if not warnings:
         return trace
-    overlong = np.unique(np.concatenate(found))
     cut_ns = end_ns.copy()
     cut_ns[order] = ends_ns
-    warning = (
-        f"activities that were recorded as ending after later ones of their stream: {len(overlong):,}; each is taken "
-        "to end where the next one begins"
-    )
+    cut_ns[outliving] = np.minimum(cut_ns[outliving], until_ns)
     return replace(
         trace,
         activities=replace(activities, end_ns=cut_ns),
-        overlong=overlong,
-        warnings=(*trace.warnings, warning),
+        overlong=np.unique(np.concatenate([*found, outliving])),
+        warnings=(*trace.warnings, *warnings),
     )
+
+
+_AWAITED_NS = 50_000
+"""An activity outlives a wait of the host if it ends more than this after the wait's end."""
+_LEAST_LIKE_IT = 3
+"""Smallest number of others of its name that must all take less than half as long as one that outlives a wait."""
+
+
+def _cut_by_waits(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
+    """Return which of these activities end after the host had waited for them, and when the host had.
+
+    Clocks that disagree look alike, so these must have begun before the wait ended, and last more than twice as long as
+    all others of their name. In a process with several devices it is not known for which of them the host waits.
+    """
+    activities, calls = trace.activities, trace.synchronizations
+    found, until_ns = [], []
+    for row in rows[trace.launching_calls[rows] != UNKNOWN].tolist():
+        process, start_ns, end_ns = activities.process[row], int(activities.start_ns[row]), int(activities.end_ns[row])
+        is_for_it = (calls.kind == SyncKind.HOST_WAIT_DEVICE) | (
+            (calls.kind == SyncKind.HOST_WAIT_STREAM) & (calls.stream == activities.lane[row])
+        )
+        is_for_it &= (calls.process == process) & (calls.start_ns > trace.calls.start_ns[trace.launching_calls[row]])
+        if not is_for_it.any() or (waited_ns := int(calls.end_ns[is_for_it].min())) + _AWAITED_NS >= end_ns:
+            continue
+        mine = activities.process == process
+        others = np.flatnonzero(mine & (activities.name_id == activities.name_id[row]))
+        lasts_ns = activities.end_ns[others] - activities.start_ns[others]
+        longest_ns = int(lasts_ns[others != row].max(initial=0))
+        if (
+            start_ns < waited_ns
+            and len(others) > _LEAST_LIKE_IT
+            and end_ns - start_ns > 2 * longest_ns
+            and len(distinct(activities.device[mine])) == 1
+        ):
+            found.append(row)
+            until_ns.append(waited_ns)
+    return np.array(found, np.int64), np.array(until_ns, np.int64)
 
 
 def _warn_of_doubles(trace: Trace, order: Ints, lane: Ints) -> Trace:

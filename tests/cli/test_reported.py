@@ -23,7 +23,7 @@ import pytest
 from tests.command_line import run
 from tests.kineto_factory import event, write_kineto
 from tests.night import of_which_the_gate_keeps
-from tests.nsys_factory import CALL, KERNEL, NCCL, NVTX, US, Capture, Kernel, Range, bucket_steps, write_capture
+from tests.nsys_factory import CALL, KERNEL, NCCL, NVTX, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 MAIN, AUTOGRAD, PROCESS = 100, 101, 100
 STEP = 1000
@@ -114,6 +114,15 @@ def lost_calls() -> Capture:
     return replace(sound, kernels=sound.kernels[10:])
 
 
+def lost_launches() -> Capture:
+    """The launches of a step are lost; its kernels, and calls that record events, have numbers of that step."""
+    numbered = changed(
+        usual(), lambda place, one: replace(one, number=10 * place + 10, launch=None if 8 <= place < 12 else one.launch)
+    )
+    records = [Sync("cudaEventRecord_v3020", (10 + STEP * 2 + at) * US, 80 + at, 7) for at in (5, 45)]
+    return replace(numbered, syncs=records)
+
+
 def without_times() -> Capture:
     """All times of the second half are 0: of three steps of six."""
     late = usual(6)
@@ -146,6 +155,23 @@ def in_a_wrong_unit() -> Capture:
 def overlong() -> Capture:
     """Step 1's backward lasts 3.5 ms, over nine later kernels of its stream."""
     return changed(usual(), lambda place, one: replace(one, end=one.start + 3500 * US) if place == 5 else one)
+
+
+def overlong_last(steps: int = 5) -> Capture:
+    """The last all-reduce, which nothing follows on its stream, seems to last 12 ms; the host had waited for it."""
+    waits = [
+        Sync("cudaDeviceSynchronize_v3020", (10 + STEP * index + 910) * US, 900 + index, 4294967295)
+        for index in range(steps)
+    ]
+    last = 4 * steps - 2
+    return changed(
+        replace(usual(steps), syncs=waits),
+        lambda place, one: replace(one, end=one.start + 12_000 * US) if place == last else one,
+    )
+
+
+def one_wait() -> Capture:
+    return replace(found := overlong_last(), syncs=found.syncs[-1:])
 
 
 def early_start() -> Capture:
@@ -424,6 +450,10 @@ CASES = {
         says=("steps 0, 1 .* left out: no launch was recorded in them", "step 2 left out: .* recorded only in part"),
         says_not=("steps that communicate",),
     ),
+    "the launches of a step lost": Reported(
+        "", lost_launches, (1600, 800, 800), 4, says=("step 2 left out: no launch was recorded in it",),
+        says_not=("only in part",), formats=("nsys",),
+    ),
     "half of the times are 0": Reported(
         "pytorch#188481", without_times, (1200, 600, 600), 3, says=(r"step 1\.00 ms", "3 steps"),
         says_not=(r"0\.50 ms", "steps that communicate"),
@@ -446,6 +476,15 @@ CASES = {
         "TraceLens#669", overlong, (1600, 800, 800), 4,
         says=("ending after later ones of their stream: 1", "step 1 left out"),
         says_not=("79 %",),
+    ),
+    "the last kernel 30 times too long": Reported(
+        "", overlong_last, (1600, 800, 800), 4,
+        says=("ending after the host had waited for them: 1", "step 4 left out: .* impossible end", "50 % of comm"),
+        says_not=("clocks",), formats=("nsys",),
+    ),
+    "the only wait is for a kernel that is too long": Reported(
+        "", one_wait, (1600, 800, 800), 4, says=("step 4 left out: .* impossible end",), says_not=("clocks",),
+        formats=("nsys",),
     ),
     "programmatic dependent launch": Reported("perfetto#4280", early_start, HALF, says_not=("left out",)),
     "a start before its launch": Reported(
