@@ -6,9 +6,10 @@ interval. The seed is fixed. An example with the median of four steps (in ms)::
 
     steps   12 10 11 15      draws   10 10 15 12 -> 11     11 15 11 12 -> 11.5     12 12 10 11 -> 11.5   ...
 
-Of few units this interval is too narrow, so it is widened: see :func:`_widen_for_few`. Other units than steps may be
-drawn, such as the runs of a study; they must be independent of each other. The figure is the median, or the mean if
-parts must sum.
+Of few units this interval is too narrow, so it is widened: see :func:`_widen`. Steps that resemble the step before, as
+at changing clocks or beside other programs, tell less than as many independent ones: see :func:`_count_independent`.
+Other units than steps may be drawn, such as the runs of a study; they must be independent of each other. The figure is
+the median, or the mean if parts must sum.
 """
 
 from __future__ import annotations
@@ -65,11 +66,12 @@ def student_t(freedom: int) -> float:
 
 
 def bootstrap_interval(
-    units: Numbers | Sequence[Any], statistic: Statistic = median_per_draw
+    units: Numbers | Sequence[Any], statistic: Statistic = median_per_draw, *, are_consecutive: bool = False
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of a figure; ``None`` for fewer than :data:`LEAST_STEPS` units.
 
-    A unit (such as a step) is a single value, or a row of values (such as one value per rank).
+    A unit (such as a step) is a single value, or a row of values (such as one value per rank). If units
+    ``are_consecutive``, as the steps of a run in their order are, they may resemble each other.
     """
     if len(units) < LEAST_STEPS:
         return None
@@ -78,7 +80,9 @@ def bootstrap_interval(
     if statistic is median_per_draw and not np.isnan(table).any():
         table, statistic = _ranks(table), partial(_median_of_ranks, np.sort(table, axis=None))
     figures = np.concatenate([statistic(table[drawn]) for drawn in _draws(len(table), table.shape[1])])
-    return _interval(figures, len(table))
+    # Of ranks, a few outliers hide no likeness.
+    independent = _count_independent(table.mean(axis=1)) if are_consecutive else len(table)
+    return _interval(figures, len(table), independent)
 
 
 def intervals_of_sums(
@@ -94,24 +98,44 @@ def intervals_of_sums(
         return [None] * len(figures)
     # The sum of a draw is how often it holds each unit, times the units: much faster than to add what was drawn.
     sums = np.concatenate([_count_units(drawn) @ units for drawn in _draws(len(units))])
-    return [_interval(figure(sums), len(units)) for figure in figures]
+    return [_interval(figure(sums), len(units), len(units)) for figure in figures]
 
 
-def _interval(figures: Numbers, units: int) -> tuple[float, float]:
-    """Return the middle 95 % of the figures of all draws, widened for few ``units``."""
+def _interval(figures: Numbers, units: int, independent: float) -> tuple[float, float]:
+    """Return the middle 95 % of the figures of all draws, widened for what ``units`` units tell."""
     low, high = np.percentile(figures, _PERCENTILES)
-    middle, half_width = (low + high) / 2, _widen_for_few(units) * (high - low) / 2
+    middle, half_width = (low + high) / 2, _widen(units, independent) * (high - low) / 2
     return float(middle - half_width), float(middle + half_width)
 
 
-def _widen_for_few(units: int) -> float:
+def _widen(units: int, independent: float) -> float:
     """Return by which factor the bootstrap's interval of a figure of ``units`` units is too narrow.
 
-    Draws scatter as if the variance were divided by ``units`` and not by ``units - 1``, and their scatter is itself
+    Draws scatter as if the variance were divided by ``units``. But it is divided by what is known: by ``independent -
+    1``, where ``independent`` is ``units`` or, of units that resemble each other, fewer. And their scatter is itself
     known only from few units, for which Student's t stands (T. Hesterberg, What Teachers Should Know About the
     Bootstrap, The American Statistician 69, 2015). The factor is 2.7 for three units, 1.4 for six, 1.03 for fifty.
     """
-    return math.sqrt(units / (units - 1)) * student_t(units - 1) / _NORMAL_975
+    return math.sqrt(units / (independent - 1)) * student_t(int(independent) - 1) / _NORMAL_975
+
+
+_LEAST_FOR_LIKENESS = 12
+"""The least number of units whose likeness can be told from chance; fewer are taken as independent."""
+
+
+def _count_independent(values: Numbers) -> float:
+    """Return how many independent units tell as much about a mean as these, which follow each other; at least three.
+
+    If each of n units has the correlation r with the next one and no other memory (an autoregressive process of first
+    order), they tell as much as ``n (1 - r) / (1 + r)``: 25 with r = 0.6 are like 6. Units that alternate are not
+    counted as more than there are.
+    """
+    count, off = len(values), values - values.mean()
+    spread = float((off**2).sum())
+    if count < _LEAST_FOR_LIKENESS or not spread > 0:  # nor if a value is not a number
+        return count
+    like = max(0.0, float((off[1:] * off[:-1]).sum()) / spread)
+    return max(LEAST_STEPS, count * (1 - like) / (1 + like))
 
 
 def _draws(units: int, values: int = 1) -> Iterator[Ints]:
@@ -155,9 +179,10 @@ def half_width_of_steps(
     statistic: Statistic = median_per_draw,
     keys: Sequence[Sequence[int] | Numbers] = (),
 ) -> float | None:
-    """Return half of the width of a figure's 95 % interval, from the steps that all ranks have in common.
+    """Return how far a figure's 95 % interval reaches from it, from the steps that all ranks have in common.
 
-    ``None`` if there are too few steps.
+    It is the distance to the farther end. If steps are short or long in about equal numbers, the median is one of both,
+    and the interval reaches from it to the other. ``None`` if there are too few steps.
 
     Args:
         ranks: For each rank, the values of its steps.
@@ -177,21 +202,25 @@ def half_width_of_steps(
     units = [
         of_rank[np.argsort(key)][np.isin(np.sort(key), common)] for of_rank, key in zip(known, step_keys, strict=True)
     ]
-    interval = bootstrap_interval(np.array(units).T, statistic)
-    return None if interval is None else (interval[1] - interval[0]) / 2
+    table = np.array(units, float).T
+    interval = bootstrap_interval(table, statistic, are_consecutive=True)
+    if interval is None:
+        return None
+    figure = float(statistic(table[None])[0])
+    return max(figure - interval[0], interval[1] - figure)
 
 
 def half_width_of_change(before: float, after: float) -> float:
-    """Return half of the interval's width for the difference, or the sum, of two independent figures.
+    """Return how far the interval reaches for the difference, or the sum, of two independent figures.
 
-    ``before`` and ``after`` are the half widths of the two figures.
+    ``before`` and ``after`` are the same of the two figures.
     """
     return math.hypot(before, after)
 
 
 @dataclass(frozen=True, slots=True)
 class StepMedian:
-    """The median of the steps of all ranks, and half of the width of its 95 % interval.
+    """The median of the steps of all ranks, and how far its 95 % interval reaches from it.
 
     ``half_width`` is ``None`` for too few steps.
     """

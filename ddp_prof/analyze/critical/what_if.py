@@ -76,7 +76,7 @@ def gain_of_steps(gains_ns: Sequence[int], *, is_mean: bool = False) -> Gain:
         return unknown_gain(NO_WORK)
     combine = np.mean if is_mean else np.median
     values = np.array(gains_ns, np.float64)
-    interval = bootstrap_interval(values, mean_per_draw if is_mean else median_per_draw)
+    interval = bootstrap_interval(values, mean_per_draw if is_mean else median_per_draw, are_consecutive=True)
     low, high = interval or (None, None)
     return Gain(
         round(float(combine(values))), None if low is None else round(low), None if high is None else round(high)

@@ -154,15 +154,17 @@ class VariantSummary:
     find_exposed_half_width: Callable[[], int | None] | None = field(default=None, repr=False, compare=False)
 
     @property
-    @derived("half of the interval of the median length of a step", null="too few steps", after="speedup")
+    @derived("how far the 95 % interval of ``step_ns`` reaches from it", null="too few steps", after="speedup")
     def step_half_width_ns(self) -> int | None:
-        """Half of the interval of ``step_ns``."""
+        """How far the interval of ``step_ns`` reaches from it."""
         return self.find_step_half_width() if self.find_step_half_width else None
 
     @property
-    @derived("half of the interval of ``exposed_ns``", null="too few steps", after="step_half_width_ns")
+    @derived(
+        "how far the 95 % interval of ``exposed_ns`` reaches from it", null="too few steps", after="step_half_width_ns"
+    )
     def exposed_half_width_ns(self) -> int | None:
-        """Half of the interval of ``exposed_ns``."""
+        """How far the interval of ``exposed_ns`` reaches from it."""
         return self.find_exposed_half_width() if self.find_exposed_half_width else None
 
     @property
@@ -450,7 +452,7 @@ def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLen
 
 
 def _half_width_on_demand(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]]) -> Callable[[], int | None]:
-    """Return a function that measures half of the interval of the median over the steps of all ranks.
+    """Return a function that measures how far the interval of the median over the steps of all ranks reaches.
 
     The arguments are those of ``half_width_of_steps``.
     """
@@ -459,7 +461,7 @@ def _half_width_on_demand(ranks: Sequence[Sequence[float]], keys: Sequence[Seque
 
 @lru_cache(maxsize=64)
 def _measure_half_width(ranks: tuple[tuple[float, ...], ...], keys: tuple[tuple[int, ...], ...]) -> int | None:
-    """Return half of the width of the interval in nanoseconds; ``None`` if there are too few steps.
+    """Return how far the interval reaches from the median, in nanoseconds; ``None`` if there are too few steps.
 
     It is a function of the module so that a summary can be pickled, and takes tuples so that results can be kept.
     """

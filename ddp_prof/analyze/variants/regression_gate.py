@@ -2,7 +2,7 @@
 
 A requirement whose figure is not known is not met. A limit applies to a percentile of the steps of the worst rank, by
 default to their median. A regression must exceed the spread of both runs: two medians count as different if their
-difference is larger than half of the width of its interval; see :mod:`ddp_prof.analyze.statistics`.
+difference is larger than its interval reaches to either side; see :mod:`ddp_prof.analyze.statistics`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Budget(Parts):
         contention: How much communication slows compute.
         knows_wait: Whether waits for peers are known; if not, they are in ``transfer_ns`` and ``tail_ns``.
         knows_tail: Whether it is known when backward ends; if not, its tail is in ``transfer_ns``.
-        half_width_ns: For each part by name, half of the width of its 95 % interval.
+        half_width_ns: For each part by name, how far its 95 % interval reaches from it.
     """
 
     label: str

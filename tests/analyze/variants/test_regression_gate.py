@@ -157,7 +157,7 @@ def against(baseline: TraceOverlap, run: TraceOverlap, max_regression: float = 0
     return step_time, exposed
 
 
-OF_THREE = statistics._widen_for_few(3)
+OF_THREE = statistics._widen(3, 3)
 
 
 def test_a_regression_beyond_limit_and_spread_fails() -> None:
