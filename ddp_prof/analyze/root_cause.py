@@ -11,12 +11,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.collective import Collective
-from ddp_prof.analyze.collectives.exposed_time import QUEUED, TAIL, TRANSFER
+from ddp_prof.analyze.collectives.exposed_time import TAIL, TRANSFER
 from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, CollectiveTimings, are_many_and_small, carry_gradients
+from ddp_prof.analyze.collectives.timing import (
+    BACK_TO_BACK_NS,
+    FEW_BYTES,
+    CollectiveTimings,
+    are_many_and_small,
+    carry_gradients,
+)
 from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.manifest import Manifest
@@ -81,6 +87,8 @@ class RootCause:
         are_many_and_small: Whether those that ``gradients_per_pass`` counts are so many and small that latency adds up.
         is_sharded: Whether its step also reduces to shards, as FSDP does before groups of ranks reduce these.
         is_in_graph: Whether a CUDA graph launched it beside other work, so that its input is not known.
+        follows_another: Whether its stream was busy with another collective until it started, on its first rank: a
+            smaller one in its place would not have ended earlier.
         held_up_ns: On a host, how long earlier collectives of its rank ran between its launch and its start, as gloo's
             threads take up few at once: the median over ranks. 0 on a device, where streams tell what it queued behind.
         late_rank: Name of the rank that arrives last in the step, or names of those that are late together; ``None``
@@ -132,6 +140,7 @@ class RootCause:
     are_many_and_small: bool = False
     is_sharded: bool = False
     is_in_graph: bool = False
+    follows_another: bool = False
     held_up_ns: int = 0
 
     @property
@@ -156,12 +165,12 @@ class RootCause:
         """A value of ``bucket_cap_mb`` of torch's DDP that divides the last bucket: half of its size, in MB.
 
         ``None`` if a smaller last bucket would not shorten the exposed time, or if that is not known: the time is
-        exposed for another reason, the bucket holds a single parameter, its time does not depend on its size, or
-        gradients are sharded, which torch's DDP does not do.
+        exposed for another reason, the bucket holds a single parameter, its time does not depend on its size, its
+        stream was busy until it started, or gradients are sharded, which torch's DDP does not do.
         """
         half = (self.bytes or 0) // (2 * BYTES_PER_MB)
         is_tail = self.when == TAIL and self.operation == ALL_REDUCE
-        is_tail &= self.why in (TRANSFER, QUEUED) and self.carries_gradients and self.is_last_bucket
+        is_tail &= self.why == TRANSFER and self.carries_gradients and self.is_last_bucket and not self.follows_another
         can_divide = self.operation == ALL_REDUCE and not (self.alike or self.parameters or self.exceeds_others)
         can_divide &= self.times_per_step == 1 and not self.is_sharded
         is_late = 2 * self.wait_ns > self.exposed_ns or self.is_late
@@ -277,8 +286,17 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         ),
         is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
         is_in_graph=bool(run.ranks[rank].timings.graph_input_ns[row] != NO_TIME),
+        follows_another=_follows_another(run.ranks[rank].timings, rows[rank], row),
         held_up_ns=round(median(_held_up_ns(collective, step) for collective in own)),
     )
+
+
+def _follows_another(timings: CollectiveTimings, rows: Ints, row: int) -> bool:
+    """Return :attr:`RootCause.follows_another` of a collective in this row of the timings; ``rows`` are of its step."""
+    start_ns = timings.start_ns[row]
+    before = rows[(timings.lane[rows] == timings.lane[row]) & (timings.start_ns[rows] < start_ns)]
+    is_on_device = timings.lane[row] != UNKNOWN
+    return bool(is_on_device and len(before) and timings.end_ns[before].max() >= start_ns - BACK_TO_BACK_NS)
 
 
 def _held_up_ns(one: Collective, step: Sequence[Collective]) -> int:

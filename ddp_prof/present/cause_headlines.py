@@ -332,6 +332,11 @@ def _tail_advice(cause: RootCause) -> str:
     if cause.bytes is not None and cause.bytes < FEW_BYTES:
         latency = "latency" if cause.knows_wait else "latency or waiting"
         return f"With so few bytes it is {latency}, which smaller buckets would not shorten."
+    if cause.is_last_bucket and cause.follows_another:
+        return (
+            "Its stream is busy with earlier ones until it starts: smaller buckets would help only as far as the "
+            f"first one starts earlier, fewer bytes or a faster link would help{if_transfer}."
+        )
     if cause.is_last_bucket:
         size_text = f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
         return f"A smaller last bucket would shorten it{if_transfer}{size_text}."

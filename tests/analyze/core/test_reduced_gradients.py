@@ -15,7 +15,14 @@ HOOK = 25
 
 
 def reducing(
-    buckets: int, stream: int, *, steps: int = 1, again: bool = False, late: bool = False, kernel: str = ""
+    buckets: int,
+    stream: int,
+    *,
+    steps: int = 1,
+    again: bool = False,
+    late: bool = False,
+    kernel: str = "",
+    takes_ns: int = 3 * MS // 4,
 ) -> Trace:
     """Backward of two buckets, of which each is converted on a stream once it is reduced; ``again``: and reduced again.
 
@@ -32,7 +39,7 @@ def reducing(
                     for source in (7, stream)[: 1 + again]:
                         device.record(1, source, 1)
                         device.wait(1, 20, 1)
-                        device.launch(US, 20, 3 * MS // 4, is_collective=True, name=kernel)
+                        device.launch(US, 20, takes_ns, is_collective=True, name=kernel)
                         device.record(1, 20, 2)
                         device.wait(1, stream, 2)
                         device.launch(US, stream, 10 * US, is_collective=False, name="convert")
@@ -64,6 +71,19 @@ def test_what_converts_the_last_bucket_does_not_end_backward() -> None:
     cause = find_root_cause(results_of(with_sizes(reducing(4, HOOK, steps=6), [24 * MIB])))
     assert cause is not None
     assert (cause.when, cause.pair_ns, cause.smaller_bucket_mb) == ("tail", 3 * MS // 4, 12)
+
+
+def test_a_smaller_last_bucket_is_no_advice_where_the_link_is_busy_until_it_starts() -> None:
+    """Gradients of a bucket take 1 ms. In its place two halves would end when it does: only an earlier first one helps.
+
+    ms         0   1   2   3   4   5
+    backward   gggggggggggggggg
+    reduction  ....111112222233333444444
+    """
+    cause = find_root_cause(results_of(with_sizes(reducing(4, HOOK, steps=6, takes_ns=9 * MS // 8), [24 * MIB])))
+    assert cause is not None
+    assert (cause.when, cause.why, cause.is_last_bucket, cause.follows_another) == ("tail", "transfer", True, True)
+    assert cause.smaller_bucket_mb is None
 
 
 def test_what_a_collective_needs_may_be_a_part_of_backward() -> None:
