@@ -714,6 +714,23 @@ def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str
 
 
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_a_process_that_drives_two_devices_is_advised_to_become_two(how: str, tmp_path: Path) -> None:
+    """``nn.DataParallel``: broadcast_buffers=False of DDP, and async_op=True, were advised, which it does not have."""
+    work = (
+        ("ncclDevKernel_Broadcast_RING_LL(x)", 20, 120, 7, 10, MAIN), ("fwd_gemm", 120, 300, 7, 12, MAIN),
+        ("bwd_gemm", 300, 700, 7, 120, AUTOGRAD), ("ncclDevKernel_Reduce_Sum_f32_RING_LL", 700, 800, 7, 300, AUTOGRAD),
+    )  # fmt: skip
+    one = job(*(step(index, work) for index in range(5)))
+    both = replace(one, kernels=[replace(of, device=device) for of in one.kernels for device in (0, 1)])
+    (finding,) = json.loads(run("doctor", "--format", "json", written("", both, how, tmp_path)).stdout)["findings"]
+    assert finding["rule"] == "communication on the compute stream"
+    assert "DistributedDataParallel has a process for each" in finding["advice"]
+    (tmp_path / "one").mkdir()
+    told = json.loads(run("doctor", "--format", "json", written("", one, how, tmp_path / "one")).stdout)["findings"]
+    assert "async_op=True" in told[0]["advice"], "a process for each device"
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_steps_beside_an_overlong_kernel_are_as_they_were(how: str, tmp_path: Path) -> None:
     (rank,) = json.loads(run("overlap", "--format", "json", written("", overlong(), how, tmp_path)).stdout)["ranks"]
     assert {one["step"]: one["overlapped_ns"] for one in rank["steps"]} == dict.fromkeys((0, 2, 3, 4), 200 * US)

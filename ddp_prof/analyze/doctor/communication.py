@@ -40,10 +40,18 @@ def compute_stream(run: RunEvidence) -> Finding | None:
     if run.is_cpu or 2 * there_ns <= total_ns:
         return None
     found = [one for one in run.collectives.collectives if one.blocking == "compute_stream"]
+    advice = (
+        "Launch collectives with async_op=True, or on a stream of their own, and wait where their result is needed."
+    )
+    if run.is_data_parallel:
+        advice = (
+            "One process drives all devices, as with torch.nn.DataParallel: DistributedDataParallel has a process for "
+            "each, and reduces gradients while backward computes."
+        )
     return Finding(
         "communication on the compute stream",
         f"{len(found):,} of {len(run.collectives.collectives):,} collectives ran on the stream of compute.",
-        "Launch collectives with async_op=True, or on a stream of their own, and wait where their result is needed.",
+        advice,
         tuple(dict.fromkeys(one.name for one in found)),
         tuple(sorted({one.step for one in found if one.step is not None})),
         run.cost_ns(per_step),
@@ -172,6 +180,8 @@ def are_barriers(rank: RankCollectives) -> Mask:
 
 def buffer_broadcast(run: RunEvidence) -> Finding | Abstained | None:
     """Find broadcasts in forward, as torch's DDP does with the buffers of a model."""
+    if run.is_data_parallel:
+        return None  # those of the parameters
     return _find_in_most_steps(
         run,
         "broadcast in forward",
@@ -336,6 +346,8 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.why_no_steps:
         return Abstained("gradients reduced after backward", run.why_no_steps)
+    if run.is_data_parallel:
+        return None
     # The steps of which all reductions of gradients are launched after backward.
     late = run.gradients.of_units(run.gradients.by_unit(np.logical_and, run.gradients.blocking == _AFTER_BACKWARD))
     if 2 * len(late.counts) <= len(run.gradients.counts) or late.are_small:
@@ -371,7 +383,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     if run.why_no_steps:
         return Abstained("one collective per parameter", run.why_no_steps)
     every = run.gradients.by_pass
-    if not len(every):
+    if not len(every) or run.is_data_parallel:
         return None
     # Too many: the median pass has very many, and they are small or their sizes are not known.
     count = np.sort(every.counts)[len(every.counts) // 2]

@@ -28,6 +28,7 @@ from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.why_unknown import NOT_TIMED, why_no_steps, why_unknown
+from ddp_prof.communication import BROADCAST, GATHER, OPERATIONS, PEER_COPY, REDUCE, SCATTER
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
     NO_TIME,
@@ -48,6 +49,9 @@ from ddp_prof.trace import HOST_WAITS, Category, SyncKind
 
 WORTH = 0.01
 """Waits and exposed time are reported if they take more than this fraction of a step."""
+
+_OF_DATA_PARALLEL = {BROADCAST, REDUCE, GATHER, SCATTER, PEER_COPY}
+"""The operations of ``torch.nn.DataParallel``."""
 
 NO_STEPS = "the trace marks no steps (see --step-range)"
 NO_PHASES = "the trace does not tell what backward launched (see --backward-range)"
@@ -322,6 +326,13 @@ class RunEvidence:
     @property
     def is_cpu(self) -> bool:
         return self.analysis.device == "cpu"
+
+    @cached_property
+    def is_data_parallel(self) -> bool:
+        """Whether one process broadcasts to its devices and reduces to one of them, as ``torch.nn.DataParallel``."""
+        ranks = self.analysis.ranks
+        operations = {OPERATIONS[one] for rank in ranks for one in distinct(rank.timings.operation) if one != UNKNOWN}
+        return all(rank.of_several for rank in ranks) and {BROADCAST, REDUCE} <= operations <= _OF_DATA_PARALLEL
 
     @cached_property
     def facts_of_steps(self) -> tuple[RankFacts, ...]:
