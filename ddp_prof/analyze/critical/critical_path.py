@@ -188,12 +188,23 @@ class PathCollective:
     is_matched: bool
 
 
-def _get_part(part: str, path: StepPath) -> int:
+def _get_part(part: str, path: StepPath) -> int | None:
+    """Return a part of a path; ``None`` for the wait for peers where collectives on it are not found on other ranks."""
+    if part == "peer_wait" and not path.parts_ns[part] and not all(one.is_matched for one in path.collectives):
+        return None  # it is a part of transfer
     return path.parts_ns[part]
 
 
 _PART_COLUMNS = tuple(
-    ResultColumn(f"{part}_ns", meaning, key=f"path_{part}_ms", get=partial(_get_part, part), stays=stays, adds_up=True)
+    ResultColumn(
+        f"{part}_ns",
+        meaning,
+        key=f"path_{part}_ms",
+        get=partial(_get_part, part),
+        null="collectives on it are found on no other rank: transfer includes it" if part == "peer_wait" else "",
+        stays=stays,
+        adds_up=True,
+    )
     for part, (meaning, stays) in _MEANINGS.items()
 )
 

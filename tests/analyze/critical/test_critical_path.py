@@ -26,6 +26,7 @@ from ddp_prof.analyze.critical.critical_path import (
     measure_critical_paths,
 )
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
+from ddp_prof.columns import table_row
 from ddp_prof.trace import UNKNOWN, Category, Spans, Synchronizations, SyncKind, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
@@ -52,7 +53,8 @@ def test_a_frame_has_a_row_per_step_and_a_column_per_part() -> None:
     (row,) = found.to_frame().to_dict("records")
     (path,) = found.steps
     assert (row["path_ns"], row["rank"], row["changes"]) == (path.path_ns, path.rank, 0)
-    assert {part: row[f"{part}_ns"] for part in path.parts_ns} == path.parts_ns
+    told = {part: row[f"{part}_ns"] for part in path.parts_ns}
+    assert told == path.parts_ns | {"peer_wait": None}, "no other rank's trace tells how long it waited"
 
 
 def path_of(*traces: Trace) -> StepPath:
@@ -298,6 +300,13 @@ def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -
     assert (path.rank, path.changes) == ("rank 0", 0)
     assert (path.parts_ns["compute"], path.parts_ns["transfer"], path.parts_ns["peer_wait"]) == (4 + 5, 4, 8)
     assert [one.gain_ns for one in path.collectives] == [None]
+
+
+def test_of_one_rank_of_several_the_wait_for_peers_is_not_said_to_be_0() -> None:
+    alone = path_of(rank_of(0, 4, 12, then=5))
+    assert [one.is_matched for one in alone.collectives] == [False]
+    both = path_of(rank_of(0, 4, 12, then=5), replace(rank_of(1, 12, 4, then=3), epoch_ns=None))
+    assert [table_row(path)["path_peer_wait_ms"] for path in (alone, both)] == [None, 8e-6]
 
 
 @pytest.mark.parametrize("number", [UNKNOWN, 0], ids=["no number", "0, which no call has"])
