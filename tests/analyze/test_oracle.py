@@ -122,7 +122,9 @@ def check_skew(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> N
     ] == [{name: value for name, value in vars(expected).items() if name != "cost_ns"} for expected in each]
     costs = [(one.cost_ns, expected.cost_ns) for one, expected in zip(found.steps, steps, strict=True)]
     costs += [(one.cost_ns, expected.cost_ns) for one, expected in zip(found.ranks, each, strict=True)]
-    stands = any(np.any(rank.timings.blocking_ns > 0) for rank in analysis.ranks)
+    stands = any(
+        np.any(rank.timings.blocking_ns > 0) or np.any(lateness._inferred_standstill(rank)) for rank in analysis.ranks
+    )
     for cost, expected_cost in costs:
         if cost is None and not steps:
             continue  # the oracle does not follow what queued where nothing is a step

@@ -382,7 +382,7 @@ def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
     With ``to_draw``, all compute is kept from the first known time of a step's collectives to their last end.
     """
     timings = found.timings
-    kept = union(timings.start_ns - BACK_TO_BACK_NS, timings.end_ns)
+    kept = union(timings.start_ns - BACK_TO_BACK_NS, timings.end_ns + BACK_TO_BACK_NS)
     if to_draw and len(timings):
         steps, row = np.unique(timings.step, return_inverse=True)
         first, last = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), NO_TIME)
