@@ -30,10 +30,12 @@ if sys.argv[1] == "is given DDP":
 
 def train():
     optimizer = torch.optim.SGD(model.parameters())
-    for _ in range(3):
-        model(torch.ones(4, 8)).sum().backward()
-        optimizer.step()
-    trained.set()
+    try:
+        for _ in range(3):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+    finally:
+        trained.set()  # also after an error, which else the test would wait for until its time is up
     if sys.argv[1] == "goes on":
         ended.wait()
 
