@@ -13,7 +13,7 @@ that is slow for another reason is a little more likely to overlap communication
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     kind_of_compute,
     merge_keys,
 )
-from ddp_prof.analyze.statistics import Numbers, intervals_of_sums, student_t
+from ddp_prof.analyze.statistics import LEAST_STEPS, Numbers, intervals_of_sums, student_t
 from ddp_prof.growing_column import in_order
 from ddp_prof.table import concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Ints, Mask, distinct, distinct_rows
@@ -141,8 +141,8 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
             reason="the compared kernels ran as long outside of communication as all their work takes alone"
         )
     slowdown = max(1.0, float(runs.beside_ns[compared].sum() / done_ns[compared].sum()))
-    doubt_of_alone = _error_of_medians(group, runs, compared, slowdown) / done_ns[compared].sum()
-    estimate = _estimate(runs, compared, done_ns, doubt_of_alone, sum(of_rank.steps for of_rank in ranks))
+    error_ns = _error_of_comparison(group, runs, compared, slowdown)
+    estimate = _estimate(runs, compared, done_ns, error_ns, sum(of_rank.steps for of_rank in ranks))
     return replace(estimate, kernels=kernels)
 
 
@@ -209,16 +209,14 @@ def _join(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns]) -> _Exec
     )
 
 
-def _estimate(
-    runs: _Executions, compared: Mask, done_ns: Floats, doubt_of_alone: float, steps_of_ranks: int
-) -> Contention:
+def _estimate(runs: _Executions, compared: Mask, done_ns: Floats, error_ns: float, steps_of_ranks: int) -> Contention:
     """Return the figures of a run, without the number of its ``kernels``.
 
     Args:
         runs: The executions.
         compared: Whether each of them is compared.
         done_ns: How long the work that a compared execution did beside communication takes alone.
-        doubt_of_alone: The error of the sum of this, as a fraction of it: half of a 95 % interval.
+        error_ns: See :func:`_error_of_comparison`.
         steps_of_ranks: Number of measured steps, summed over the ranks of the run.
     """
     # By step and kind of kernels: the compared time beside communication, what it takes alone, and all such time.
@@ -233,11 +231,15 @@ def _estimate(
     has_own &= _differ_from_others(runs.key, kind, compared_ns, took_ns, kinds)
     slowdown, slowed = float(_slowdown(total)), float(_slowed(has_own, total))
     slowed_by_kind = np.maximum(0.0, 1 - 1 / _slowdown_by_kind(has_own, compared_of_kind, took_of_kind)).tolist()
-    # The intervals: by drawing steps (bootstrap), widened by the error of the medians with which was compared and, for
-    # contention, by how differently kernels are slowed.
-    of_slowdown, *of_slowed = intervals_of_sums(
-        sums, [_slowdown, partial(_slowed, has_own), partial(_slowed, has_enough)]
-    )
+    # The intervals: by drawing the steps that communicate (bootstrap), widened by the error of what they are compared
+    # with and, for contention, by how differently kernels are slowed. The error alone counts for a step or two.
+    figures: list[Callable[[Numbers], Numbers]] = [_slowdown, partial(_slowed, has_own), partial(_slowed, has_enough)]
+    communicating = sums[sums.any(axis=1)]
+    intervals = intervals_of_sums(communicating, figures)
+    if len(communicating) < LEAST_STEPS <= len(sums):
+        intervals = [(float(figure(total)),) * 2 for figure in figures]
+    of_slowdown, *of_slowed = intervals
+    doubt_of_alone = error_ns / took_of_kind.sum()
     slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [of_slowdown])
     doubt_of_rest = _doubt_of_rest(runs.key, compared, all_ns, done_ns)
     slowed_interval = _widest(slowed, math.hypot(doubt_of_alone / slowdown, doubt_of_rest), of_slowed)
@@ -332,12 +334,17 @@ def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats | Ints, done_
     return found
 
 
-def _error_of_medians(group: Ints, runs: _Executions, compared: Mask, slowdown: float) -> float:
+def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdown: float) -> float:
     """Return half of the 95 % interval of the sum of the medians with which executions are compared, in ns.
 
     The standard error of the median of ``n`` normal values is 1.25 standard deviations, divided by the root of ``n``.
     Executions may scatter each by itself, or all of a step together, as at changing clocks; the larger error counts.
     How they scatter is known from those alone and, as those may be of a single step, from those beside communication.
+    If some executions take much longer than most, the mean of those alone, with which the sum of those beside should
+    be compared, is above their median; the difference is added.
+
+    Steps that communicate scatter as well; by how much, a bootstrap tells. It cannot of fewer than
+    :data:`LEAST_STEPS`; then their executions count here, too.
 
     Args:
         group: Number of the group of each execution; its median is that of the executions alone.
@@ -356,23 +363,33 @@ def _error_of_medians(group: Ints, runs: _Executions, compared: Mask, slowdown: 
     mean = (np.bincount(like, weights=took) / number)[like]
     several = number[like] > 1
     differs = (took - mean) * np.sqrt(number[like] / np.maximum(1, number[like] - 1))
+    # The part that each execution has in the sum of the medians or, if too few steps communicate, in the other sum.
+    _, step = distinct_rows(runs.own[rows].astype(np.int64), runs.step[rows])
+    steps = int(step.max()) + 1
+    of_few = len(np.unique(step[~alone])) < LEAST_STEPS
+    of_median = used / np.maximum(1, count) * np.where(count > 2, 1.25, 1)
+    weight = np.where(alone, of_median[of], 1.0)
+    in_sum = alone | of_few
     # Each by itself.
     times = np.maximum(1, np.bincount(of[several], minlength=groups))
     variance = np.bincount(of[several], weights=differs[several] ** 2, minlength=groups) / times
-    weight = used / np.maximum(1, count) * np.where(count > 2, 1.25, 1)
-    each = float((weight**2 * count * variance).sum())
-    # All of a step together: how much a step differs as a whole, and how much of the sum each step has.
-    _, step = distinct_rows(runs.own[rows].astype(np.int64), runs.step[rows])
-    steps = int(step.max()) + 1
+    each = float((weight**2 * variance[of])[in_sum].sum())
 
     def by_step(chosen: Mask, values: Floats) -> Numbers:
-        sums: Numbers = np.bincount(step[chosen], weights=(weight[of] * values)[chosen], minlength=steps)
+        """Return the sum of what is chosen in each step, by the weights of its executions alone."""
+        sums: Numbers = np.bincount(step[chosen], weights=values[chosen], minlength=steps)
         return sums
 
-    whole, differ, share = by_step(several, mean), by_step(several, differs), by_step(alone, mean)
+    # All of a step together: how much a step differs as a whole, and how much of the sum each step has.
+    whole, differ = by_step(several, of_median[of] * mean), by_step(several, of_median[of] * differs)
+    share = by_step(in_sum, weight * mean)
     known = whole > 0
     together = float((share**2).sum() * (differ[known] ** 2).sum() / max(1.0, (whole[known] ** 2).sum()))
-    return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together))
+    # How far the means of those alone are above their medians.
+    medians, _ = _medians_by_key(group, runs.duration_ns, runs.is_alone)
+    means = np.bincount(of[alone], weights=took[alone], minlength=groups) / np.maximum(1, count)
+    above = abs(float((used * (means - medians))[count > 0].sum()))
+    return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together)) + above
 
 
 def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:

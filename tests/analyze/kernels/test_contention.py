@@ -248,31 +248,58 @@ def test_contention_is_what_a_known_slowdown_adds(slowdown: tuple[float, float])
     assert sum(holds) >= 18
 
 
-def steps_that_scatter(alone_steps: int, steps: int, each: float, together: float, seed: int) -> list[KernelRuns]:
-    """Twelve kernels, alone in the first steps; in all others beside communication, and 1.5 times as long.
+def steps_that_scatter(
+    alone_steps: int,
+    steps: int,
+    each: float,
+    together: float,
+    seed: int,
+    *,
+    slowdown: float = 1.5,
+    is_skewed: bool = False,
+) -> list[KernelRuns]:
+    """Twelve kernels, alone in the first steps; in all others beside communication, and longer by the slowdown.
 
-    Besides, they scatter by these fractions: each execution by itself, and all of a step together.
+    Besides, they scatter by these fractions: each execution by itself (if ``is_skewed``, a few take much longer), and
+    all of a step together.
     """
     random, count = np.random.default_rng(seed), 12
-    clock, own = (
-        1 + part * random.normal(size=size) for part, size in ((together, (steps, 1)), (each, (steps, count)))
-    )
+    scatter = random.normal(size=(steps, count))
+    own = 1 + each * (np.exp(0.8 * scatter) - 1 if is_skewed else scatter)
+    clock = 1 + together * random.normal(size=(steps, 1))
     is_beside = np.arange(steps)[:, None] >= alone_steps
-    duration_ns = np.round(np.linspace(1e5, 3e5, count) * clock * own * np.where(is_beside, 1.5, 1)).astype(np.int64)
+    duration_ns = np.round(np.linspace(1e5, 3e5, count) * clock * own * np.where(is_beside, slowdown, 1)).astype(
+        np.int64
+    )
     keys = tuple((f"gemm_{number}", "", None, "matrix product") for number in range(count))
     kernel, step = np.tile(np.arange(count), steps), np.repeat(np.arange(steps), count)
     return [KernelRuns(keys, kernel, duration_ns.ravel(), (duration_ns * is_beside).ravel(), step, steps)]
 
 
 @pytest.mark.parametrize(("each", "together"), [(0.05, 0.0), (0.0, 0.03), (0.01, 0.01)])
-@pytest.mark.parametrize(("alone_steps", "steps"), [(1, 20), (1, 6), (3, 6), (10, 20)])
-def test_the_interval_holds_the_slowdown_however_few_steps_are_without_communication(
+@pytest.mark.parametrize(("alone_steps", "steps"), [(1, 20), (1, 6), (3, 6), (10, 20), (18, 20), (19, 20), (5, 6)])
+def test_the_interval_holds_the_slowdown_however_few_steps_are_with_communication_or_without(
     alone_steps: int, steps: int, each: float, together: float
 ) -> None:
-    """It held 1.5 in 28 of 100 captures with one such step, and in 82 of 100 whose steps differ as a whole."""
+    """It held 1.5 in 28 of 100 captures with one step without, and in 82 of 100 whose steps differ as a whole.
+
+    With one step that communicates it held it in 74 of 100, and always from 1 on: many draws had no such step.
+    """
     found = [measure_contention(steps_that_scatter(alone_steps, steps, each, together, seed)) for seed in range(60)]
     assert sum((of.slowdown_low or 9) <= 1.5 <= (of.slowdown_high or 0) for of in found) >= 53
+    assert sum((of.slowed_low or 9) <= 1 - 1 / 1.5 <= (of.slowed_high or 0) for of in found) >= 53
     assert np.median([(of.slowdown_high or 9) - (of.slowdown_low or 0) for of in found]) < 0.4
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+def test_the_interval_holds_the_slowdown_of_kernels_that_now_and_then_take_much_longer(slowdown: float) -> None:
+    """The median of those alone is 2 % below their mean: a slowdown of 1.5 was held in 47 of 100 captures."""
+    found = [
+        measure_contention(steps_that_scatter(10, 20, 0.05, 0.0, seed, slowdown=slowdown, is_skewed=True))
+        for seed in range(60)
+    ]
+    assert sum((of.slowdown_low or 9) <= slowdown <= (of.slowdown_high or 0) for of in found) >= 53
+    assert np.median([(of.slowdown_high or 9) - (of.slowdown_low or 0) for of in found]) < 0.15
 
 
 def test_both_ways_of_measuring_on_a_gpu_agree() -> None:
