@@ -14,6 +14,7 @@ PYTHON_VARIABLE = "DDP_PROF_PYTHON"
 ``ddp-prof capture`` sets it."""
 ANALYSIS_S = 600.0
 """How long an analysis may take."""
+_JOB_ENDED = "the job ended before its analysis did"
 
 
 class Analysis:
@@ -37,7 +38,7 @@ class Analysis:
         the job's PYTHONPATH: there modules of the job cannot hide Python's own.
         """
         if self._is_ended:
-            return "", "the job ended before its analysis did"
+            return "", _JOB_ENDED
         # The analysis must find ddp_prof, and not take the variables of ``ddp-prof capture`` for its own.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DDP_PROF_")}
         environ["PYTHONPATH"] = str(Path(__file__).parents[2])
@@ -65,7 +66,7 @@ class Analysis:
         finally:
             self._process = None
         if code < 0:
-            return "", f"its analysis was ended by signal {-code}"
+            return "", _JOB_ENDED if self._is_ended else f"its analysis was ended by signal {-code}"
         if code:  # the last line on stderr is the reason
             return "", (reason.strip().splitlines() or [f"exit code {code}"])[-1]
         return said, None

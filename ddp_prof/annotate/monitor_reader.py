@@ -33,8 +33,8 @@ from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME
 
 GATHER_S = 120.0
 """How long rank 0 waits for the results of other ranks."""
-PATIENCE_S = 60.0
-"""How long a program that ends waits until everything is logged."""
+PATIENCE_S = 180.0
+"""How long a program that ends waits until everything is logged: a minute is too little beside other programs."""
 AFTER_SILENCE_S = 5.0
 """How long rank 0 waits for ranks from which nothing arrived the last time."""
 TO_END_S = 0.1

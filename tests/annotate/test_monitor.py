@@ -786,11 +786,13 @@ def test_a_log_that_hangs_holds_up_neither_the_other_logs_nor_the_measurements(t
     assert [record["step"] for record in load_log(tmp_path / "monitor.jsonl").records] == [EVERY, 2 * EVERY] == steps
 
 
+@pytest.mark.parametrize("work", ["measure", "merge"])
 def test_an_analysis_that_is_stopped_is_ended_with_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+    work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
 ) -> None:
+    """That of merging was said to have been ended by signal 9, which the program itself had sent."""
     monkeypatch.setattr(monitor_reader, "PATIENCE_S", 0.5)
-    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, f"echo $$ > {tmp_path}/pid; kill -STOP $$"))
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, f'[ "$3" != {work} ] || kill -STOP $$; exit 1'))
     watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
     model, optimizer = make_job()
     for _ in range(EVERY + STEPS + 1):
