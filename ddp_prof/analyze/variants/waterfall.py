@@ -13,9 +13,9 @@ windows of steps, see :mod:`.step_breakdown`, so none is negative:
 
 The difference of two runs is then the sum of the differences of their parts. Medians would not sum, so these are means,
 each with the interval of :mod:`ddp_prof.analyze.statistics`. A change within the intervals of both runs is not
-significant. The intervals of the changes of all parts hold together with 95 %: each is as wide as that of a test at 5 %
-divided by the number of parts (C. E. Bonferroni, 1936). So of two runs that are alike, only one pair in twenty has a
-part that is said to have changed. That of the step stands for itself.
+significant. The intervals of the changes of the step and of all parts hold together with 95 %: that of the step is as
+wide as that of a test at 2.5 %, and each of the parts' as that of a test at 2.5 % divided by the number of parts (C. E.
+Bonferroni, 1936). So of two runs that are alike, only one pair in twenty has anything that is said to have changed.
 
 Between two runs of one variant, the collective that caused a change is looked for. The end of a collective is the sum
 of four times: its launch, measured from the end of backward's compute; the time until it starts (behind other
@@ -119,7 +119,7 @@ class Change(Parts):
     before: str = column("the run before")
     after: str = column("the run after it")
     half_width_ns: Mapping[str, int] = column(
-        "half of the 95 % interval of each change, by part; those of all parts hold together"
+        "half of the 95 % interval of each change, by part; those of the step and of all parts hold together"
     )
 
     def is_beyond_spread(self, part: str) -> bool | None:
@@ -371,15 +371,17 @@ def subtract_budgets(before: Budget, after: Budget) -> Change:
     found: dict[str, int | None] = {f"{name}_ns": None for name in ("step", *PARTS)}
     half_width = {}
     tested = before.half_width_ns.keys() & after.half_width_ns.keys() & {*PARTS}
-    # How much wider an interval is that holds together with those of the other parts, by the normal distribution.
-    wider = NormalDist().inv_cdf(1 - _MISSES / 2 / max(1, len(tested))) / NormalDist().inv_cdf(1 - _MISSES / 2)
+    # How much wider an interval is that holds together with the others, by the normal distribution. The step has half
+    # of all misses, as it is what most want to know; the parts share the other half.
+    usual = NormalDist().inv_cdf(1 - _MISSES / 2)
+    of_step, of_part = (NormalDist().inv_cdf(1 - _MISSES / 4 / number) / usual for number in (1, max(1, len(tested))))
     for name in ("step", *PARTS):
         old, new = getattr(before, f"{name}_ns"), getattr(after, f"{name}_ns")
         if old is not None and new is not None:
             found[f"{name}_ns"] = new - old
             if name in before.half_width_ns and name in after.half_width_ns:
                 width = half_width_of_change(before.half_width_ns[name], after.half_width_ns[name])
-                half_width[name] = round(width if name == "step" else wider * width)
+                half_width[name] = round((of_step if name == "step" else of_part) * width)
     return Change(before=before.label, after=after.label, half_width_ns=half_width, **found)  # type: ignore[arg-type]
 
 
@@ -422,7 +424,7 @@ class PartChange:
     before_ns: int | None = column("in the first run", null="the part is not known", stays=USUALLY)
     after_ns: int | None = column("in the second run", null="the part is not known", stays=USUALLY)
     half_width_ns: int | None = column(
-        "half of the change's 95 % interval; those of all parts hold together",
+        "half of the change's 95 % interval; those of the step and of all parts hold together",
         null="too few steps",
         key="change_±_ms",
         stays=USUALLY,

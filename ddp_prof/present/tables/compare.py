@@ -218,8 +218,8 @@ def _contention_note(found: Contention) -> str:
 
 HOW_TO_READ_CHANGES = (
     "before and after: mean step of both runs by parts, while other tables hold medians; ±: half of the change's 95 % "
-    "interval, those of all parts hold together; a smaller change is within the spread; launches are measured from the "
-    "end of backward's compute"
+    "interval, those of step and parts hold together; a smaller change is within the spread; launches are measured "
+    "from the end of backward's compute"
 )
 
 

@@ -296,9 +296,9 @@ def test_why_nothing_is_told_of_what_changed(two_runs: list[str]) -> None:
     assert "note: what changed is not told: of new, it has no step that can be measured" in said
 
 
-def test_one_pair_of_equal_runs_in_twenty_has_a_part_that_seems_to_have_changed() -> None:
-    """With an interval for each part alone it was every third pair."""
-    draw, pairs, steps = np.random.default_rng(0), 300, 40
+def test_one_pair_of_equal_runs_in_twenty_seems_to_have_changed() -> None:
+    """With an interval for each part alone it was every third pair; with one for the step alone, 9 of 100."""
+    draw, pairs, steps = np.random.default_rng(0), 1000, 40
     nothing, differ = Contention(5, 50, 1.0, 1.0, 1.0, 1.0, 0, None), 0
     for _ in range(pairs):
         halves = draw.normal(10_000, 1_000, (2, steps, len(PARTS)))
@@ -309,6 +309,7 @@ def test_one_pair_of_equal_runs_in_twenty_has_a_part_that_seems_to_have_changed(
             )
             errors = 1.96 * of_run.std(axis=0, ddof=1) / steps**0.5
             widths = dict(zip(PARTS, np.rint(errors).astype(int).tolist(), strict=True))
+            widths["step"] = round(1.96 * of_run.sum(axis=1).std(ddof=1) / steps**0.5)
             ends.append(
                 Budget(
                     label="x", device="cuda", steps=steps, contention=nothing, knows_wait=True, knows_tail=True,
@@ -316,8 +317,8 @@ def test_one_pair_of_equal_runs_in_twenty_has_a_part_that_seems_to_have_changed(
                 )
             )  # fmt: skip
         change = subtract_budgets(*ends)
-        differ += any(change.is_beyond_spread(part) for part in PARTS)
-    assert differ <= 0.08 * pairs
+        differ += any(change.is_beyond_spread(part) for part in ("step", *PARTS))
+    assert differ <= 0.06 * pairs
 
 
 def test_a_gate_that_fails_says_so_too(two_runs: list[str]) -> None:
