@@ -219,7 +219,7 @@ def half_width_of_change(before: float, after: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class StepMedian:
+class StepFigure:
     """The median of the steps of all ranks, and how far its 95 % interval reaches from it.
 
     ``half_width`` is ``None`` for too few steps.
@@ -229,13 +229,13 @@ class StepMedian:
     half_width: float | None
 
 
-def median_of_steps(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]] = ()) -> StepMedian | None:
+def median_of_steps(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]] = ()) -> StepFigure | None:
     """Return the median over the steps of all ranks; ``None`` without values.
 
     The arguments are those of :func:`half_width_of_steps`.
     """
     values = [value for of_rank in ranks for value in of_rank]
-    return StepMedian(float(np.median(values)), half_width_of_steps(ranks, keys=keys)) if values else None
+    return StepFigure(float(np.median(values)), half_width_of_steps(ranks, keys=keys)) if values else None
 
 
 @dataclass(frozen=True, slots=True)

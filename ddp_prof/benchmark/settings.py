@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import StepMedian, median_of_steps, ratio_of_repeats
+from ddp_prof.analyze.statistics import StepFigure, median_of_steps, ratio_of_repeats
 from ddp_prof.benchmark.store import OK, Results, StoredRun, StoredStep
 from ddp_prof.present.columns import ms
 from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
@@ -79,7 +79,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate(StepMedian):
+class Estimate(StepFigure):
     """A median over runs, in the unit of the field that holds it; ``medians`` holds each run's median, by repeat."""
 
     medians: Mapping[str, float] = field(default_factory=dict)

@@ -116,8 +116,8 @@ def check(
 
     The worst of the given ranks decides, by the median over its steps; --percentile chooses another percentile. A
     requirement that cannot be judged from the traces is not met. A run fails against the baseline only if the
-    difference is beyond --max-regression and beyond the spread of both runs. For a pull request, use
-    --format markdown. In a monitor.jsonl, each measurement is judged.
+    difference of medians, or of means, is beyond --max-regression and beyond the spread of both runs. For a pull
+    request, use --format markdown. In a monitor.jsonl, each measurement is judged.
     """
     if max_regression is not None and not baselines:
         raise click.UsageError("--max-regression needs a --baseline")

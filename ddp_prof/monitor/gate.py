@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_prof.analyze.statistics import StepMedian, half_width_of_change, median_of_steps
+from ddp_prof.analyze.statistics import StepFigure, half_width_of_change, median_of_steps
 from ddp_prof.columns import Row
 from ddp_prof.monitor.log import MonitorLog, find_other_job
 from ddp_prof.present.columns import ms
@@ -81,7 +81,7 @@ def compare_logs(logs: Sequence[MonitorLog]) -> TableView:
 
     The interval of a median is that of the bootstrap over measurements (:mod:`ddp_prof.analyze.statistics`).
     """
-    rows, medians = list[Row](), list[StepMedian | None]()
+    rows, medians = list[Row](), list[StepFigure | None]()
     for log in logs:
         medians.append(median_of_steps([_known(log, "step_ns")]))
         row: Row = {"run": str(log.file), "measurements": len(log.records)}
@@ -104,7 +104,7 @@ def _known(log: MonitorLog, figure: str) -> list[int]:
     return [record[figure] for record in log.records if record.get(figure) is not None]
 
 
-def _difference(first: MonitorLog, before: StepMedian | None, log: MonitorLog, after: StepMedian | None) -> str:
+def _difference(first: MonitorLog, before: StepFigure | None, log: MonitorLog, after: StepFigure | None) -> str:
     """Return a sentence on how the median step of ``log`` (``after``) differs from that of ``first`` (``before``)."""
     names = f"{log.file} against {first.file}"
     if differs := find_other_job(log.records, first.records):

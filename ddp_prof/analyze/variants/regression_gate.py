@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from statistics import NormalDist, fmean
 from typing import Any, Literal
 
 import numpy as np
 
 from ddp_prof.analyze.overlap import LEAST_IN_STEPS, RankOverlap, TraceOverlap, keys_of
-from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
+from ddp_prof.analyze.statistics import (
+    LEAST_STEPS,
+    StepFigure,
+    half_width_of_change,
+    half_width_of_steps,
+    mean_per_draw,
+    median_of_steps,
+)
 from ddp_prof.analyze.step_cost import StepCost
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, why_no_steps
 from ddp_prof.manifest import Manifest
@@ -253,7 +262,8 @@ def _judge_regression(
     """Judge whether a figure got worse than in the baseline.
 
     It fails if the median exceeds that of the baseline by more than the accepted increase, and also by more than the
-    spread of both runs.
+    spread of both runs. Where it does not, the mean is judged likewise: where every second step takes twice as long,
+    the median may be any of these steps. Its spread is wider, as two chances to fail are given.
 
     Args:
         run: The run.
@@ -273,8 +283,20 @@ def _judge_regression(
     limit = before.value * (1 + max_regression)
     if isinstance(after, str):
         return GateResult(name, "ns", None, limit, "unknown", after, baseline=before.value)
+    verdict = _compare(name, before, after, max_regression)
+    if verdict.status == "passed":
+        mean_before, mean_after = (_mean_over_ranks(one, measure) for one in (baseline, run))
+        of_means = _compare(name, mean_before, mean_after, max_regression, wider=_TWO_CHANCES)
+        if of_means.status == "failed":
+            return replace(of_means, reason="means of the steps: their medians are not beyond limit and spread")
+    return verdict
+
+
+def _compare(name: str, before: StepFigure, after: StepFigure, max_regression: float, wider: float = 1) -> GateResult:
+    """Compare a figure with that of the baseline; ``wider`` is a factor of their spread."""
     # Both conditions must hold to fail; where only the limit is exceeded, the reason says so.
-    spread = half_width_of_change(after.half_width or 0, before.half_width or 0)
+    limit = before.value * (1 + max_regression)
+    spread = wider * half_width_of_change(after.half_width or 0, before.half_width or 0)
     beyond_limit, beyond_spread = after.value > limit, after.value - before.value > spread
     return GateResult(
         name,
@@ -288,7 +310,11 @@ def _judge_regression(
     )
 
 
-def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSteps]) -> StepMedian | str:
+_TWO_CHANCES = NormalDist().inv_cdf(1 - 0.05 / 4) / NormalDist().inv_cdf(1 - 0.05 / 2)
+"""How much wider an interval of 95 % is that misses the true value half as often."""
+
+
+def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSteps]) -> StepFigure | str:
     """Return the median over the steps of all ranks, or a text that says why it is not known."""
     try:
         by_rank = [measure(rank) for rank in run.job_ranks]
@@ -297,6 +323,13 @@ def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSte
         return str(why)
     is_known = found is not None and found.half_width is not None
     return found if found and is_known else f"fewer than {LEAST_STEPS} steps, so no spread is known"
+
+
+def _mean_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSteps]) -> StepFigure:
+    """Return the mean over the steps of all ranks, of which the median is known."""
+    by_rank = [measure(rank) for rank in run.job_ranks]
+    values, keys = [list(times.values()) for times in by_rank], [list(times) for times in by_rank]
+    return StepFigure(fmean(chain(*values)), half_width_of_steps(values, mean_per_draw, keys))
 
 
 def _overlap(rank: RankOverlap) -> float:

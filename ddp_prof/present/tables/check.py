@@ -18,8 +18,8 @@ HOW_TO_READ_CHECK = (
     "unless the requirement names a percentile"
 )
 HOW_TO_READ_BASELINE = (
-    "against the baseline: medians over the steps of all ranks; a run fails if it is beyond the limit, and further "
-    "from the baseline than the spread of both runs (95 %, by bootstrap over steps)"
+    "against the baseline: medians over the steps of all ranks; a run fails if its median, or else its mean, is beyond "
+    "the limit, and further from the baseline's than the spread of both runs (95 %, by bootstrap over steps)"
 )
 
 UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}

@@ -173,6 +173,21 @@ def test_noise_within_the_spread_passes_and_says_so() -> None:
         assert "within both runs' spread" in verdict.reason
 
 
+def test_where_every_second_step_takes_twice_as_long_the_mean_tells_it() -> None:
+    """The median is that of either kind, and its interval holds both: such a run passed."""
+    usual, doubled = range(100, 110), [length * (1 + step % 2) for step, length in enumerate(range(100, 110))]
+    for verdict in against(run_of(*usual), run_of(*doubled)):
+        assert (verdict.status, verdict.baseline, verdict.measured) == ("failed", 104.5, 157)
+        assert verdict.reason.startswith("means of the steps")
+    assert [verdict.status for verdict in against(run_of(*doubled), run_of(*doubled))] == ["passed", "passed"]
+
+
+def test_a_step_or_two_that_take_long_are_no_regression_of_the_mean() -> None:
+    usual = run_of(*range(100, 110))
+    for long in ([400], [400, 400]):
+        assert [one.status for one in against(usual, run_of(*range(100, 110 - len(long)), *long))] == ["passed"] * 2
+
+
 def test_what_differs_by_less_than_the_limit_passes_however_sure_it_is() -> None:
     for verdict in against(run_of(100, 100, 100), run_of(104, 104, 104)):
         assert (verdict.status, verdict.reason, verdict.spread) == ("passed", "", 0)
