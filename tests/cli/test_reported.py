@@ -713,6 +713,44 @@ def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str
     assert (use["idle_ns"], use["idle"], "no copy" in use["idle_reason"]) == (None, [], True)
 
 
+def optimizer_in_backward() -> Capture:
+    """Autograd's thread steps on each bucket once it is reduced, and goes on with backward behind that.
+
+    us         0  100 200 300 400 500 600 700 800
+    stream 7   FFFFbbbb....oobbbb....oobbbb....oo
+    stream 20  ........AAAA......AAAA......AAAA..
+    """
+    steps = [step(index, (("fwd_gemm", 20, 100, 7, 10, MAIN),), ()) for index in range(5)]
+    syncs = []
+    for index, one in enumerate(steps):
+        begin = (10 + STEP * index) * US
+        for bucket in range(3):
+            at, call, number = begin + 250 * bucket * US, begin + (20 + 20 * bucket) * US, 100 * index + 20 * bucket
+            one.ranges.append(Range("Optimizer.step#AdamW.step", call + 12 * US, call + 15 * US, AUTOGRAD))
+            for place, (name, start, end, stream) in enumerate(
+                [("bwd_gemm", 100, 200, 7), (NCCL, 200, 300, 20), ("adam", 300, 350, 7)]
+            ):
+                launch = call + (1 + 6 * place) * US
+                kernel = Kernel(name, at + start * US, at + end * US, launch, AUTOGRAD, stream=stream)
+                one.kernels.append(replace(kernel, number=1_000 + number + 5 * place))
+            for before, after, place in ((7, 20, 1), (20, 7, 2)):
+                event, of = 1 + 2 * (3 * index + bucket) + place, {"thread": AUTOGRAD, "sync_id": number + place}
+                when, first = call + (6 * place - 3) * US, 1_000 + number + 5 * place
+                syncs += [
+                    Sync("cudaEventRecord_v3020", when, first - 2, before, event=event, **of),
+                    Sync("cudaStreamWaitEvent_v3020", when + US, first - 1, after, event=event, sync_type=2, **of),
+                ]
+    return job(*steps, syncs=syncs)
+
+
+def test_backward_stands_still_for_an_optimizer_that_steps_in_it(tmp_path: Path) -> None:
+    """What waits for a bucket is the optimizer's, not backward's, which goes on behind it: nothing was found."""
+    trace = write_capture(tmp_path / "x.sqlite", optimizer_in_backward())
+    (finding,) = json.loads(run("doctor", "--format", "json", trace).stdout)["findings"]
+    assert finding["rule"] == "backward waits for its reductions"
+    assert finding["cost_ns"] == 200 * US
+
+
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_a_process_that_drives_two_devices_is_advised_to_become_two(how: str, tmp_path: Path) -> None:
     """``nn.DataParallel``: broadcast_buffers=False of DDP, and async_op=True, were advised, which it does not have."""

@@ -128,7 +128,8 @@ class CollectiveTimings(Table):
         consumer: Name of what needs it first, an index into :attr:`RankCollectives.consumers`.
         consumer_lane, consumer_start_ns: Stream and start of its consumer.
         consumer_bytes: Size of its consumer if that is a copy.
-        needed_by_backward: 1 if its consumer is compute of backward, else 0.
+        needed_by_backward: 1 if its consumer is compute of backward, or other compute on the stream with most compute
+            that backward goes on behind, such as that of an optimizer that steps in backward; else 0.
     """
 
     step: Ints
@@ -408,6 +409,10 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
     of_backward[rank.events.activity[rank.is_backward]] = 1
     of_backward[-1] = 0
     used = np.unique(name_id[name_id != UNKNOWN])
+    consumer_lane = take_or_unknown(activities.lane, consumer)
+    consumer_start_ns = take_or_unknown(activities.start_ns, consumer, NO_TIME)
+    goes_on = (consumer_lane == rank.compute_stream) & (consumer_start_ns < rank.backward_end_of_operation_ns)
+    goes_on &= (take_or_unknown(activities.category, consumer) == Category.COMPUTE) & (consumer != UNKNOWN)
 
     # A collective of several events is one row, that of its head: the blocking of its other events is added to it.
     head = rank.operation_parts.head
@@ -420,10 +425,10 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
         "blocking_ns": by_collective_ns[rows],
         "slack_ns": take_or_unknown(blocking.consumers.slack_ns, needed, NO_TIME),
         "consumer": np.where(name_id == UNKNOWN, UNKNOWN, np.searchsorted(used, name_id)),
-        "consumer_lane": take_or_unknown(activities.lane, consumer),
-        "consumer_start_ns": take_or_unknown(activities.start_ns, consumer, NO_TIME),
+        "consumer_lane": consumer_lane,
+        "consumer_start_ns": consumer_start_ns,
         "consumer_bytes": take_or_unknown(activities.bytes, consumer),
-        "needed_by_backward": of_backward[consumer],
+        "needed_by_backward": of_backward[consumer] | goes_on,
         "held_by": take_or_unknown(blocking.consumers.held_by, needed),
     }
 
