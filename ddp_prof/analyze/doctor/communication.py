@@ -9,7 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from ddp_prof.analyze.collectives.sizes import count_equal_passes, find_alike_times
-from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, are_many_and_small, carry_gradients
+from ddp_prof.analyze.collectives.timing import (
+    BACK_TO_BACK_NS,
+    BLOCKING,
+    RankCollectives,
+    are_many_and_small,
+    carry_gradients,
+)
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
@@ -61,8 +67,9 @@ def compute_stream(run: RunEvidence) -> Finding | None:
 def one_communicator(run: RunEvidence) -> Finding | None:
     """Find all-gathers and reduce-scatters that one communicator runs one after the other, though they are independent.
 
-    Found if, in the median step of a rank, gathers and scatters on one stream wait for each other and some time is
-    exposed. The exposed time is the most that they can cost: waiting beside compute costs nothing.
+    Found if, in the median step of a rank, gathers and scatters on one stream wait for each other, and some time is
+    exposed in the stretches of the stream without a pause in which they do. That time is the most that they can cost:
+    waiting beside compute costs nothing.
     """
     if run.is_cpu or run.collectives.reason:
         return None
@@ -74,13 +81,18 @@ def one_communicator(run: RunEvidence) -> Finding | None:
         rows = np.flatnonzero(np.isin(timings.operation, (_GATHER, _SCATTER)) & (timings.launch_ns != NO_TIME))
         rows = rows[np.lexsort((timings.start_ns[rows], timings.lane[rows]))]
         before, after = rows[:-1], rows[1:]
-        differs = timings.operation[before] != timings.operation[after]
-        differs &= timings.lane[before] == timings.lane[after]
+        is_same = timings.lane[before] == timings.lane[after]
+        differs = is_same & (timings.operation[before] != timings.operation[after])
         could_ns = np.maximum(timings.launch_ns, timings.input_ns)[after]
         could_ns = np.maximum(could_ns, timings.start_ns[before])
         queued_ns = np.zeros_like(timings.start_ns)
         queued_ns[after] = np.where(differs, np.maximum(0, timings.end_ns[before] - could_ns), 0)
-        per_step = np.minimum(rank.sum_by_step(queued_ns)[1], rank.sum_by_step(exposure.exposed_ns)[1])
+        # Exposed time counts in the stretches of the stream without a pause in which one waited so.
+        follows = is_same & (timings.start_ns[after] - timings.end_ns[before] <= BACK_TO_BACK_NS)
+        stretch = np.cumsum(np.append(True, ~follows)[: len(rows)])
+        exposed_ns = np.zeros_like(queued_ns)
+        exposed_ns[rows] = exposure.exposed_ns[rows] * np.isin(stretch, stretch[queued_ns[rows] > 0])
+        per_step = np.minimum(rank.sum_by_step(queued_ns)[1], rank.sum_by_step(exposed_ns)[1])
         if len(per_step) and np.median(per_step) > 0:
             found += np.count_nonzero(queued_ns)
             costs += per_step.tolist()

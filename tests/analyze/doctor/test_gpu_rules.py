@@ -259,19 +259,29 @@ def queued(delay_ns: int) -> Trace:
     return replace(trace, activities=replace(activities, start_ns=start, end_ns=end))
 
 
-def fsdp(scatter_stream: int, reduction: str = "ReduceScatter", last_ns: int = MS, steps: int = STEPS) -> Trace:
-    """Backwards that gather and scatter, on stream 20 and on another one or the same."""
+def fsdp(
+    scatter_stream: int, reduction: str = "ReduceScatter", last_ns: int = MS, steps: int = STEPS, first_ns: int = 0
+) -> Trace:
+    """Backwards that gather and scatter, on stream 20 and on another one or the same.
+
+    With ``first_ns``, a step begins with a gather of this length, for which compute waits.
+    """
     device = Device()
+    gather, scatter = (f"ncclDevKernel_{name}_RING_LL(x)" for name in ("AllGather", f"{reduction}_Sum_f32"))
     for step in range(steps):
-        with device.range(f"step {step}"), device.range("backward"):
-            for _ in range(3):
-                device.launch(1, 7, MS, is_collective=False)
-                device.record(1, 7, 1)
-                for stream, name in ((20, "AllGather"), (scatter_stream, f"{reduction}_Sum_f32")):
-                    device.wait(1, stream, 1)
-                    name = f"ncclDevKernel_{name}_RING_LL(x)"
-                    device.launch(1, stream, MS, is_collective=True, name=name)
-            device.launch(1, 7, last_ns, is_collective=False)
+        with device.range(f"step {step}"):
+            if first_ns:
+                device.launch(1, 20, first_ns, is_collective=True, name=gather)
+                device.record(1, 20, 2)
+                device.wait(1, 7, 2)
+            with device.range("backward"):
+                for _ in range(3):
+                    device.launch(1, 7, MS, is_collective=False)
+                    device.record(1, 7, 1)
+                    for stream, name in ((20, gather), (scatter_stream, scatter)):
+                        device.wait(1, stream, 1)
+                        device.launch(1, stream, MS, is_collective=True, name=name)
+                device.launch(1, 7, last_ns, is_collective=False)
         device.synchronize(1)
     return device.trace()
 
@@ -901,6 +911,7 @@ def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
     (finding,) = [one for one in diagnose(fsdp(20)).findings if one.rule == rule]
     assert round((finding.cost_ns or 0) / MS) == 3, "each of 5 waits for 1 ms, but all but 3 ms are hidden"
     assert rule not in named(fsdp(20, last_ns=9 * MS)), "compute hides all of it"
+    assert rule not in named(fsdp(20, last_ns=9 * MS, first_ns=4 * MS)), "what is exposed waited for none of them"
     assert rule not in named(fsdp(21)) + named(fsdp(21, steps=1))
     assert rule not in named(fsdp(20, "AllReduce"))
 
