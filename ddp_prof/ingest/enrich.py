@@ -290,8 +290,9 @@ def cut_overlong_activities(trace: Trace) -> Trace:
 
     The end is impossible if it lies after the ends of the next two activities of the stream. The operations of a stream
     follow each other; with programmatic dependent launch the next one may begin early, but the one after that does not
-    end early. Activities that one call launched together, as a CUDA graph, have no order and are not compared. The last
-    two of a stream, which none or one follows, are compared with the waits of the host (:func:`_cut_by_waits`).
+    end early. Activities that one call launched together, as a CUDA graph, have no order and are not compared, nor are
+    those whose stream is not known. The last two of a stream, which none or one follows, are compared with the waits of
+    the host (:func:`_cut_by_waits`).
 
     Sorting all activities is what this costs, so what is there again under another number is told here, too.
     """
@@ -306,6 +307,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     for _ in range(len(order)):
         # The few activities that end after the one after the next; then those of them that also pass the other tests.
         rows = np.flatnonzero((ends_ns[:-2] - ends_ns[2:] > _ROUNDING_NS) & (lane[2:] == lane[:-2]))
+        rows = rows[activities.lane[order[rows]] != UNKNOWN]
         rows = rows[ends_ns[rows] - ends_ns[rows + 1] > _ROUNDING_NS]
         for at in (1, 2):
             own, after = order[rows], order[rows + at]

@@ -713,6 +713,27 @@ def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str
     assert (use["idle_ns"], use["idle"], "no copy" in use["idle_reason"]) == (None, [], True)
 
 
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_where_streams_were_not_recorded_none_is_said_to_stand_still(how: str, tmp_path: Path) -> None:
+    """All work seemed to be of one stream: collectives that nothing waited for held it, and had impossible ends."""
+    trace = written("", optimizer_in_backward(), how, tmp_path)
+    if how == "nsys":
+        with closing(sqlite3.connect(trace)) as database:
+            database.execute(f"UPDATE {KERNEL} SET streamId = NULL")
+            database.commit()
+    else:
+        document = json.loads(trace.read_text())
+        for one in document["traceEvents"]:
+            if one.get("cat") == "kernel":
+                one["args"].pop("stream", None)
+                one["tid"] = "a stream"
+        trace.write_text(json.dumps(document))
+    text = re.sub(r"\s+", " ", run("summary", "--notes", trace).stdout)
+    assert "5 steps" in text
+    assert "blocking is not known: the trace does not tell on which streams work ran" in text
+    assert "stands still" not in text
+
+
 def optimizer_in_backward() -> Capture:
     """Autograd's thread steps on each bucket once it is reduced, and goes on with backward behind that.
 

@@ -193,6 +193,7 @@ NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives 
 NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
 NO_CONSUMER = "the launch of what waited for a collective is not in the trace"
 NO_NODES = "what needs a collective within a CUDA graph is not recorded"
+NO_STREAMS = "the trace does not tell on which streams work ran"
 NO_COPIES = "calls for copies were recorded, but no copy, so what copies waited for, or held up, is not known"
 NO_HOST_WAITS = (
     "the trace does not tell when the host waits (ddp_prof.annotate marks that: instrument(model) of DDP or "

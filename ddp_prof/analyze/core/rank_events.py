@@ -20,6 +20,7 @@ from ddp_prof.analyze.core.attribution import (
 from ddp_prof.analyze.core.blocking import (
     NO_COPIES,
     NO_HOST_WAITS,
+    NO_STREAMS,
     RankBlocking,
     device_blocking,
     host_blocking,
@@ -253,6 +254,8 @@ class RankEvents(Brief):
             return unknown_blocking(self.events, len(self.steps), CLOCKS)
         if self.lacks_copies:
             return unknown_blocking(self.events, len(self.steps), NO_COPIES)
+        if np.any((self.events.lane == UNKNOWN) & (self.events.activity != UNKNOWN)):
+            return unknown_blocking(self.events, len(self.steps), NO_STREAMS)
         # If the device communicates, recorded dependencies tell what waits; if the host does, its own waits.
         communicates = self.events.category == Category.COMMUNICATION
         if self.device is not None and not np.any(communicates & (self.events.activity == UNKNOWN)):
