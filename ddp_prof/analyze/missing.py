@@ -9,6 +9,7 @@ import numpy as np
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.why_unknown import (
     LOST,
+    MOST_UNNAMED,
     NOTHING,
     UNTIMED_CALLS,
     called_collectives,
@@ -38,6 +39,9 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
     if not len(trace.activities) and all(why_unknown_work(rank) in (NOTHING, LOST) for rank in ranks):
         return f"no GPU activities were recorded: {_RECORD_GPU}; {how_to_record_cpu(trace)}"
     is_silent = not np.any(trace.activities.category == Category.COMMUNICATION)
+    # NCCL's kernels may be in CUDA graphs that were recorded whole, or among the kernels without a name.
+    is_silent &= not np.any(trace.activities.category == Category.OTHER)
+    is_silent &= trace.unresolved_names.share <= MOST_UNNAMED
     if len(trace.activities) and is_silent and (named := named_collectives(trace)):
         return (
             f"no NCCL kernel was recorded, although '{named[0]}' names a collective: its device was not recorded, or "

@@ -15,7 +15,7 @@ import pytest
 
 from tests.command_line import run
 from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import Capture, Range, write_capture
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 90, "pid": 1, "tid": 1}
 GEMM = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 5, "dur": 9, "pid": 0, "tid": 7, "args": {"device": 0}}
@@ -99,6 +99,16 @@ def test_nothing_is_missing_where_nothing_says_so(events: tuple[dict[str, Any], 
     paths = kineto(*events)(tmp_path)
     assert json.loads(run("overlap", *paths, "--format", "json").stdout)["missing"] is None
     assert "missing " not in run("summary", *paths).stdout
+
+
+def test_nccl_is_not_missing_where_its_kernels_may_be_in_what_is_not_known(tmp_path: Path) -> None:
+    """In a graph recorded whole, whose capture called NCCL, or among kernels without names: the device was blamed."""
+    ranges = [Range("step 0", 0, 1000, 100), Range("nccl:all_reduce", 10, 20, 100)]
+    graph = Capture([Kernel("graph", 100, 900, 50, 100, kind="graph")], ranges)
+    unnamed = kineto(STEP, named("nccl:all_reduce"), GEMM, GEMM | {"name": "", "ts": 20})(tmp_path)
+    for paths in ([write_capture(tmp_path / "x.sqlite", graph)], unnamed):
+        assert json.loads(run("overlap", *paths, "--format", "json").stdout)["missing"] is None
+        assert "Whether communication is exposed is not known: " in run("summary", *paths).stdout
 
 
 def test_of_several_files_the_one_that_lacks_it_is_named(tmp_path: Path) -> None:
