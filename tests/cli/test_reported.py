@@ -114,6 +114,12 @@ def lost_calls() -> Capture:
     return replace(sound, kernels=sound.kernels[10:])
 
 
+def lost_first_launches() -> Capture:
+    """All launches of a step but the last are lost, and its kernels are there; no range names a phase."""
+    unnamed = job(*(step(index, phases=()) for index in range(6)))
+    return changed(unnamed, lambda place, one: replace(one, launch=None if 8 <= place < 11 else one.launch))
+
+
 def lost_launches() -> Capture:
     """The launches of a step are lost; its kernels, and calls that record events, have numbers of that step."""
     numbered = changed(
@@ -448,6 +454,10 @@ CASES = {
     "calls and kernels lost": Reported(
         "", lost_calls, (1200, 600, 600), 3,
         says=("steps 0, 1 .* left out: no launch was recorded in them", "step 2 left out: .* recorded only in part"),
+        says_not=("steps that communicate",),
+    ),
+    "the first launches of a step lost": Reported(
+        "", lost_first_launches, (2000, 1000, 1000), says=("step 2 left out: .* recorded only in part",),
         says_not=("steps that communicate",),
     ),
     "the launches of a step lost": Reported(

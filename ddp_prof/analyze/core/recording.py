@@ -340,12 +340,13 @@ def _are_cut_off(step_launches: Ints, step_collectives: Ints, step_ends: Ints) -
 
 
 def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
-    """Return which steps have work whose call was lost, and fewer launches than any step that has no such work.
+    """Return which steps may have work whose call was lost, and have fewer launches than any step without such work.
 
     If all of that work was recorded, and none of it communicates, the step is known but for what launched that work.
 
     A process numbers its calls in order, so work without a call was launched between the calls before and after its
-    number. Work whose calls are never recorded, as those of another driver, is in all steps alike.
+    number, which may be of two steps. Work whose calls are never recorded, as those of another driver, is in all steps
+    alike.
     """
     found, activities = np.zeros(len(steps), np.bool_), trace.activities
     asked = (activities.process == process) & (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
@@ -357,13 +358,17 @@ def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -
     is_between = (after > 0) & (after < len(mine))
     after, is_communication = after[is_between], (activities.category[asked] == Category.COMMUNICATION)[is_between]
     step, next_step = (steps.index_at(trace.calls.start_ns[mine[rows]]) for rows in (after - 1, after))
-    is_within = (step == next_step) & (step != UNKNOWN)
-    found[step[is_within]] = True
+    # Between the calls of two steps it may be of either.
+    is_known = (step != UNKNOWN) & (next_step != UNKNOWN)
+    is_second = is_known & (next_step != step)
+    of_step = np.concatenate([step[is_known], next_step[is_second]])
+    is_communication = np.concatenate([is_communication[is_known], is_communication[is_second]])
+    found[of_step] = True
     others = step_launches[~found & (step_launches > 0)]
     fewest = others.min() if len(others) else 0
     communicates = np.zeros(len(steps), np.bool_)
-    communicates[step[is_within & is_communication]] = True
-    lacks_work = step_launches + _count(step[is_within], len(steps)) < fewest
+    communicates[of_step[is_communication]] = True
+    lacks_work = step_launches + _count(of_step, len(steps)) < fewest
     return found & (step_launches < fewest) & (communicates | lacks_work)
 
 
