@@ -26,7 +26,12 @@ def match(ranks: list[Rank], apart: int = 1_000_000) -> tuple[list[Row], Clocks]
     """
     pairs = _pair(ranks, _streams(ranks))
     rows = [row for row in pairs if _meet(ranks, row)]
-    if 4 * (len(pairs) - len(rows)) > len(pairs) or _agree_in_groups(rows, ranks, apart):
+    operations = [next(e.operation for e in row if e is not None) for row in pairs]
+    kinds = [[row for row, one in zip(pairs, operations, strict=True) if one == kind] for kind in {*operations}]
+    kinds = [pairs, *(kind for kind in kinds if len(kind) >= 12)]
+    if any(4 * sum(not _meet(ranks, row) for row in kind) > len(kind) for kind in kinds):
+        rows = []
+    if _agree_in_groups(rows, ranks, apart):
         rows = []
     found = clocks(ranks, rows)
     far = [_far(row, ranks, found, apart) for row in rows] if found.residual is not None else []

@@ -11,7 +11,8 @@ different communicators in another order. But each communicator uses streams of 
 stream is matched with the n-th collective of the other rank's stream with the same number, or of another stream if its
 ends fit clearly better: a collective ends on all ranks at nearly the same time. If an operation cannot end before all
 ranks have begun, collectives on the same clock that do not overlap in time never match. If there are many such pairs,
-no collective without the name of a communicator is matched: the ranks belong to different communicators.
+or many of one operation, no collective without the name of a communicator is matched: the ranks belong to different
+communicators.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.steps import CLEARLY
 from ddp_prof.communication import OPERATIONS, PEER_COPY, POINT_TO_POINT
 from ddp_prof.table import concatenate, count_before, distinct_rows, positions
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, distinct, select, take_or_unknown
 
 _LATEST = 2**62
 
@@ -39,7 +40,11 @@ SUBGROUPS = "the job has process groups of a part of its ranks"
 """Why collectives without the name of a communicator are not matched: one of these two reasons."""
 
 _OFTEN = 4
-"""If more than one in this number of unnamed matches does not overlap in time, none is matched."""
+"""If more than one in this number of unnamed matches does not overlap in time, or of those of one operation, none is
+matched: reductions to shards within nodes may not meet, though those between nodes and all gathers do."""
+
+_LEAST_OF_KIND = 12
+"""Smallest number of matches of an operation that is looked at by itself."""
 
 LOOKED_AT = 1_000
 """Largest number of collectives that are compared to distinguish communicators."""
@@ -111,7 +116,12 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     meets = _do_parts_meet(ranks, rows)
     matches = Matches(rows[meets], candidates - int((rows[meets] != UNKNOWN).sum()), by_stream=any(streams))
     unnamed = Matches(rows, 0).column(ranks, "group", UNKNOWN).max(axis=1) == UNKNOWN
-    is_apart = _OFTEN * int((~meets & unnamed).sum()) > int(unnamed.sum())
+    operation = Matches(rows, 0).column(ranks, "operation", UNKNOWN).max(axis=1)
+    kinds = [unnamed & (operation == one) for one in distinct(operation[unnamed])]
+    is_apart = any(
+        _OFTEN * int((~meets & chosen).sum()) > int(chosen.sum())
+        for chosen in (unnamed, *(kind for kind in kinds if kind.sum() >= _LEAST_OF_KIND))
+    )
     if is_apart or (unnamed.any() and any(rank.has_subgroups for rank in ranks)):
         doubt = APART if is_apart else SUBGROUPS
         return matches.drop_parts(matches.column(ranks, "group", UNKNOWN) == UNKNOWN, doubt)
@@ -215,12 +225,25 @@ def _best_streams(
     # as the way with most pairs; among these, the smallest deviation of the ends wins.
     ways: list[Streams] = [by_number, {}]
     if len(lanes) <= MOST_STREAMS:
-        ways += [dict(zip(others, chosen, strict=True)) for chosen in permutations(lanes, len(others))]
+        every = (dict(zip(others, chosen, strict=True)) for chosen in permutations(lanes, len(others)))
+        ways += [way for way in every if _do_operations_agree(first, other, way)]
     fits = [_measure_fit(first, other, {lane: lane for lane in lanes} if way else {}, way) for way in ways]
     most = max(pairs for pairs, _ in fits)
     able = [index for index, (pairs, _) in enumerate(fits) if 2 * pairs >= most]
     best = min(able, key=lambda index: fits[index][1])
     return ways[best] if 0 not in able or CLEARLY * fits[best][1] < fits[0][1] else by_number
+
+
+def _do_operations_agree(first: RankCollectives, other: RankCollectives, way: Streams) -> bool:
+    """Return whether each stream of ``other`` has an operation in common with that of ``first`` to which it is mapped.
+
+    What reduces to shards is never what reduces between nodes, however well the ends of the rest fit.
+    """
+
+    def operations(rank: RankCollectives, lane: int) -> set[int]:
+        return {*rank.timings.operation[rank.timings.lane == lane].tolist()}
+
+    return all(operations(other, lane) & operations(first, to) for lane, to in way.items())
 
 
 def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, Fraction]:

@@ -278,6 +278,27 @@ def test_reductions_within_nodes_end_apart_though_those_between_nodes_end_togeth
     assert ("agree among some ranks only" in reason) is (len({*groups}) > 1)
 
 
+@pytest.mark.parametrize("groups", [(0, 0, 1, 1), (0, 0, 0, 0)])
+def test_reductions_within_nodes_may_not_meet_though_all_else_does(groups: tuple[int, ...], tmp_path: Path) -> None:
+    """As of HSDP, whose node 1 is late: they were left out, as a quarter of all, or called all-reduces of other ranks.
+
+    ms         0 1 2 3 4 5 6 7 8 9
+    node 0     GGGGrrAAAAAAAAAAAAA     two all-gathers, and a reduce-scatter within the node,
+    node 1     GGGG..........rrAAA     then an all-reduce between nodes
+    """
+    capture = Capture()
+    for rank, group in enumerate(groups):
+        process, late = 100 + rank, 5 * group
+        for step in range(16):
+            capture.ranges.append(Range(f"step {step}", step * 10 * MS + 1, (step + 1) * 10 * MS, process, process))
+            times = ("AllGather", 0, 1, 20), ("AllGather", 1, 2, 20), ("ReduceScatter", 2 + late, 3 + late, 24)
+            for name, start, end, stream in (*times, ("AllReduce", 3 + late, 9, 28)):
+                at = (step * 10 * MS + 10 + time * MS for time in (start, end, 0))
+                capture.kernels.append(Kernel(f"ncclDevKernel_{name}_RING_LL", *at, process, process, stream, rank))
+    run = analysis_of(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert len(run.matches) == (0 if len({*groups}) > 1 else 64)
+
+
 @pytest.mark.parametrize(("size", "matched"), [(2, 0), (4, 1)])
 def test_of_a_job_with_subgroups_unnamed_collectives_are_not_matched(tmp_path: Path, size: int, matched: int) -> None:
     """Gloo's events name no group, but torch.profiler lists the groups of each rank."""
