@@ -365,9 +365,9 @@ class Predictor:
         rule, explicit = self.gradients.rule, fill_until_reached(sizes, cap, cap)
         if rule is None:
             return explicit
-        # A recent torch gives the first bucket a cap of its own only where ``bucket_cap_mb`` is not given. Its default
-        # cap is then today's setting.
-        is_default = cap == DEFAULT_MB * BYTES_PER_MB and rule.first_bytes is not None
+        # A recent torch gives the first bucket a cap of its own only where ``bucket_cap_mb`` is not given, as may be
+        # today's setting.
+        is_default = cap == DEFAULT_MB * BYTES_PER_MB and rule.may_be_default
         return explicit if self.is_recent_torch and not is_default else rule.buckets(sizes, cap)
 
     @property
@@ -381,8 +381,10 @@ class Predictor:
 
     def _with_other_torch(self, question: Question) -> Buckets | None:
         """Return the buckets if torch is recent, where that is not known and matters; else ``None``."""
-        is_asked = question.kind == BUCKET_SIZE and question.value != DEFAULT_MB and not self.holds_at_most
-        if not is_asked or self.gradients.rule is None or self.is_recent_torch is not None:
+        rule, is_asked = self.gradients.rule, question.kind == BUCKET_SIZE and not self.holds_at_most
+        if not is_asked or rule is None or self.is_recent_torch is not None:
+            return None
+        if question.value == DEFAULT_MB and rule.may_be_default:
             return None
         return fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)
 

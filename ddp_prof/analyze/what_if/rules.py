@@ -55,8 +55,13 @@ class TorchRule:
         """
         if self.first_bytes is None:
             return True
+        return None if self.may_be_default or self.is_either else False
+
+    @property
+    def may_be_default(self) -> bool:
+        """Whether today's buckets are those of torch where ``bucket_cap_mb`` is not given."""
         is_default = self.low_bytes < DEFAULT_MB * BYTES_PER_MB <= self.high_bytes
-        return None if is_default or self.is_either else False
+        return self.first_bytes is not None and is_default
 
     def buckets(self, sizes: Ints, cap_bytes: float) -> list[list[int]]:
         """Return the buckets with another cap, as positions in ``sizes``; the first one keeps its cap if smaller.

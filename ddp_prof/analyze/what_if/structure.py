@@ -126,6 +126,7 @@ class RankStructure(Brief):
         is_gloo: Whether collectives have no activity on a device, which means that gloo runs them on the host.
         keys: A number for each step, by which the ranks know it; see ``RankEvents.step_keys``.
         begins_ns, ends_ns: The begin and the end of each step.
+        backward_begin_ns: When the first compute of backward began.
         backward_end_ns: When the last compute of backward ended.
         resumes_ns: When backward, collectives and copies out of buckets have ended: the rest of the step begins.
         launch_ns, ready_ns, start_ns, end_ns: When each collective was launched, when its last gradient was ready, and
@@ -134,7 +135,8 @@ class RankStructure(Brief):
         params: The number of gradients of each collective by our ranges, else ``UNKNOWN``; shape (collectives).
         sizes_from: Where ``bytes`` are from: ``ranges``, ``torch.profiler`` or ``NCCL``; ``None`` if they are unknown.
         beside_ns: How long, from the begin of the step to a time, compute ran beside these collectives. The keys name
-            the time: ``start``, ``ready``, ``backward_end``, and ``into`` for the ends of copies into buckets.
+            the time: ``start``, ``ready``, ``backward_begin``, ``backward_end``, and ``into`` for the ends of copies
+            into buckets.
         into, out: Copies into buckets, and out of them; ``None`` where they cannot be told from other kernels.
         at_once: How many of these collectives ran at the same time at most, in the usual step.
         are_half: Whether the names of their kernels say that they reduce numbers of two bytes.
@@ -151,6 +153,7 @@ class RankStructure(Brief):
     keys: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     begins_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     ends_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    backward_begin_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     backward_end_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     resumes_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     launch_ns: Ints = field(default_factory=lambda: np.empty((0, 0), np.int64))
@@ -218,9 +221,11 @@ def _find_structure(rank: RankEvents) -> RankStructure:
     resumes_ns = np.maximum(columns["end_ns"].max(axis=1), backward_end_ns)
     if out is not None:
         resumes_ns = np.maximum(resumes_ns, out.ends_ns.max(axis=1))
+    backward_begin_ns = _begin_backward(rank)[steps]
     until_ns = {
         "start": columns["start_ns"],
         "ready": np.where(columns["ready_ns"] == NO_TIME, columns["start_ns"], columns["ready_ns"]),
+        "backward_begin": backward_begin_ns,
         "backward_end": backward_end_ns,
         **({"into": into.ends_ns} if into is not None else {}),
     }
@@ -233,6 +238,7 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         keys=rank.step_keys[steps],
         begins_ns=begins_ns,
         ends_ns=begins_ns + length_ns,
+        backward_begin_ns=backward_begin_ns,
         backward_end_ns=backward_end_ns,
         resumes_ns=resumes_ns,
         launch_ns=columns["launch_ns"],
@@ -299,6 +305,14 @@ def _ends_with_vote(rank: RankEvents, columns: Mapping[str, Ints]) -> bool:
     computes_ns = np.sort(rank.events.launch_ns[rank.is_backward])
     before, after = np.searchsorted(computes_ns, launch_ns[:, -2:]).T  # how much compute is launched before each
     return bool(took_ns[-1] < took_ns[:-1].min() and np.all(before == after))
+
+
+def _begin_backward(rank: RankEvents) -> Ints:
+    """Return when the first compute of backward began in each step; a large number where it has none."""
+    rows = np.flatnonzero(rank.is_backward & (rank.events.step != UNKNOWN))
+    begins_ns = np.full(len(rank.steps), np.iinfo(np.int64).max)
+    np.minimum.at(begins_ns, rank.events.step[rows], rank.events.start_ns[rows])
+    return begins_ns
 
 
 def _covered_since(begins_ns: Ints, until_ns: Ints, covered: Intervals) -> Ints:

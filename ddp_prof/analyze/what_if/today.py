@@ -2,7 +2,8 @@
 
 A time in the capture becomes *work*: the time since the begin of the step, less what communication slowed compute by
 until then. A gradient is ready when its copy into the bucket has ended, if such copies are known. Otherwise it became
-ready at an unknown time between the last gradient of the bucket before and the last gradient of its own bucket::
+ready at an unknown time between the last gradient of the bucket before, or the begin of backward, and the last gradient
+of its own bucket::
 
     ready        |....................|      a gradient of bucket 2 became ready at some time between both bars
     collectives  1                    2      1, 2: the last gradient of this bucket is ready
@@ -78,9 +79,10 @@ def divide_today(structure: RankStructure, gradients: Gradients, slowed: float) 
         ready = early
     else:
         # It is only known when buckets were ready; ``accumulate``: none earlier than the bucket in front of it.
-        # ``before`` is when the bucket in front was ready; for the first bucket, when it was ready itself.
+        # ``before`` is when the bucket in front was ready; for the first bucket, when backward began.
         late = np.maximum.accumulate(ready_of_bucket + begin_lag_ns, axis=1)
-        before = np.concatenate([late[:, :1], late[:, :-1]], axis=1)
+        first = work(one.backward_begin_ns, "backward_begin")[:, None] + begin_lag_ns
+        before = np.concatenate([np.minimum(first, late[:, :1]), late[:, :-1]], axis=1)
         late, before = late[:, gradients.bucket], before[:, gradients.bucket]
         # The last gradient of a bucket is ready with it. The others are likely ready in proportion to the bytes of the
         # bucket up to and with each gradient: ``ends`` is the total up to the end of the bucket.

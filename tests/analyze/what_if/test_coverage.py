@@ -18,7 +18,7 @@ from ddp_prof.analyze.what_if.rules import DEFAULT_MB, fill_until_reached
 from tests.analyze.what_if.ticking import TICK_NS, Job
 
 MB = 2**20
-CAPS_MB = (1.0, 2.0, 5.0, 15.0, 40.0, 80.0)
+CAPS_MB = (1.0, 2.0, 5.0, 15.0, 25.0, 40.0, 80.0)
 JOBS = 60
 """Of 800 jobs 88 % of the intervals held, with and without the model's own error; four of 231 such verdicts were."""
 

@@ -114,6 +114,7 @@ class Job:
             keys=np.arange(steps),
             begins_ns=begins,
             ends_ns=column("ends")[:, 0],
+            backward_begin_ns=begins + round(self.forward * TICK_NS),
             backward_end_ns=column("backward_end")[:, 0],
             resumes_ns=column("resumes")[:, 0],
             launch_ns=ready[:, own_last],
@@ -126,6 +127,7 @@ class Job:
             beside_ns={
                 "start": np.maximum.accumulate(beside[:, own_last], axis=1),
                 "ready": beside[:, own_last],
+                "backward_begin": np.zeros(steps, np.int64),
                 "backward_end": column("beside_backward")[:, 0] - begins,
                 "into": beside,
             },
