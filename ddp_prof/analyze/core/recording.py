@@ -358,11 +358,10 @@ def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -
     is_between = (after > 0) & (after < len(mine))
     after, is_communication = after[is_between], (activities.category[asked] == Category.COMMUNICATION)[is_between]
     step, next_step = (steps.index_at(trace.calls.start_ns[mine[rows]]) for rows in (after - 1, after))
-    # Between the calls of two steps it may be of either.
-    is_known = (step != UNKNOWN) & (next_step != UNKNOWN)
-    is_second = is_known & (next_step != step)
-    of_step = np.concatenate([step[is_known], next_step[is_second]])
-    is_communication = np.concatenate([is_communication[is_known], is_communication[is_second]])
+    # Between the calls of two steps it may be of either, or of one between them whose range was lost as well.
+    is_first, is_second = step != UNKNOWN, (next_step != UNKNOWN) & (next_step != step)
+    of_step = np.concatenate([step[is_first], next_step[is_second]])
+    is_communication = np.concatenate([is_communication[is_first], is_communication[is_second]])
     found[of_step] = True
     others = step_launches[~found & (step_launches > 0)]
     fewest = others.min() if len(others) else 0
