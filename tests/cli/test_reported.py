@@ -782,6 +782,41 @@ def test_backward_stands_still_for_an_optimizer_that_steps_in_it(tmp_path: Path)
     assert finding["cost_ns"] == 200 * US
 
 
+def copies_far_ahead(steps: int) -> Capture:
+    """The host launches all steps, 1 us each, before the first one ends on the device, and waits once, at the end.
+
+    us         0         10        20        30        40        of each step on the device
+    stream 7   .gggggcccccccccc..........kkk                     the copies k out of buckets take 3
+    stream 20  ......AAAAAAAAAAAAAAAAAAAA
+    """
+    found = bucket_steps(*[20] * steps)
+
+    def early(at: int) -> int:
+        number, within = divmod(at, 40 * US)
+        return number * US + within
+
+    for kernel in found.kernels:
+        kernel.launch = early(kernel.launch or 0)
+        if kernel.name == "copy back":
+            kernel.kind, kernel.call, kernel.bytes = "memcpy", "cudaMemcpyAsync", 1 << 20
+    *waits, last = found.syncs
+    syncs = [replace(one, at=early(one.at)) for one in waits if "DeviceSynchronize" not in one.call]
+    syncs.append(replace(last, at=steps * US, lasts=39 * US * steps))
+    ranges = [
+        Range(name, US * step, US * step + lasts, MAIN)
+        for step in range(steps)
+        for name, lasts in ((f"step {step}", 990), ("backward", 690))
+    ]
+    return replace(found, ranges=ranges, syncs=syncs)
+
+
+def test_steps_of_a_host_that_is_far_ahead_are_replayed(tmp_path: Path) -> None:
+    """Calls of later steps lie before work of earlier ones: the begin of a step was not found, and doctor failed."""
+    trace = write_capture(tmp_path / "x.sqlite", copies_far_ahead(7))
+    (finding,) = json.loads(run("doctor", "--format", "json", trace).stdout)["findings"]
+    assert (finding["rule"], finding["expected_gain_ns"]) == ("copies out of buckets", 3 * US)
+
+
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_a_process_that_drives_two_devices_is_advised_to_become_two(how: str, tmp_path: Path) -> None:
     """``nn.DataParallel``: broadcast_buffers=False of DDP, and async_op=True, were advised, which it does not have."""

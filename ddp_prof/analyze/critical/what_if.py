@@ -320,8 +320,9 @@ def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
         share: The fraction of the compute beside communication that is contention.
     """
     # Select the links to these times, ordered by head, and number the times from ``first`` on.
+    # Times are in the order of calls: those of a host that runs ahead are before those of earlier calls' work.
     recorded, end = replay.times.time_ns, int(wanted.max()) + 1
-    low = int(np.searchsorted(recorded, start_ns))
+    low = int(np.argmax(recorded >= start_ns))
     links = select(replay.links, np.flatnonzero((replay.links.head >= low) & (replay.links.head < end)))
     links = select(links, np.argsort(links.head, kind="stable"))
     known = links.tail[links.tail != UNKNOWN]
