@@ -125,6 +125,8 @@ class _Recording:
         """Begin step 0, at the first sign of training; later calls do nothing."""
         if self._steps.index < 0:
             self._process = os.getpid()
+            if self._trace is None and _is_forked() and _find_rank(0) == 0:
+                _tell(_FORKED)
             call_at_exit(self.stop)
             if self._first > 0:
                 ranges.enable(False)
@@ -211,6 +213,17 @@ class _Recording:
             export_trace(recorded, target, is_compressed=True)
         except OSError as error:
             _tell(f"{target} could not be written: {error}")
+
+
+_FORKED = (
+    "this process is a fork, and nsys records no fork unless it is started with --trace-fork-before-exec=true, which "
+    "may crash or block it: let multiprocessing spawn the ranks, or capture with --profiler torch"
+)
+
+
+def _is_forked() -> bool:
+    """Return whether this process was forked after Python started, and did not start a program (exec) since then."""
+    return getattr(sys.modules.get("sitecustomize"), "PROCESS", os.getpid()) != os.getpid()
 
 
 def _tell(text: str) -> None:

@@ -105,7 +105,10 @@ def _why_no_range(nsys: Nsys, *, is_variant: bool) -> str:
     needed = f"the program's Python needs {package}, or torch with CUDA; nsys here is {nsys.version}"
     if is_variant:
         return needed
-    trained = "did the program train with torch's DDP, FSDP2 or optimizers, and reach the first step of --steps?"
+    trained = (
+        "did the program train with torch's DDP, FSDP2 or optimizers, reach the first step of --steps, and not fork "
+        "its ranks, as nsys records no fork?"
+    )
     return f"{trained} if so, {needed}; --profiler torch needs neither"
 
 

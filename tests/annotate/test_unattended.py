@@ -10,6 +10,8 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -253,3 +255,34 @@ def test_without_an_optimizer_a_step_begins_with_a_forward_that_synchronizes(tmp
     (rank,) = run.overlap().ranks
     assert [step.step for step in rank.marked_steps] == [2, 3]
     assert len({step.collectives for step in rank.marked_steps}) == 1
+
+
+def _train_in(process: int, rank: int, world: int, directory: str) -> str:
+    """Train under nsys in a Python that started in ``process``; return what is told."""
+    import torch
+
+    from ddp_prof.annotate import unattended
+
+    os.environ.pop("DDP_PROF_TRACE", None)
+    sys.modules["sitecustomize"] = cast(ModuleType, SimpleNamespace(PROCESS=process or os.getpid()))
+    sys.stderr = told = io.StringIO()
+    unattended.start()
+    torch.nn.Linear(8, 8)(torch.ones(4, 8)).sum().backward()
+    return told.getvalue()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("is_fork", [True, False])
+def test_a_fork_under_nsys_is_told_that_nsys_records_none(is_fork: bool) -> None:
+    """Of multiprocessing's fork and forkserver nothing arrived, and the package nvtx was blamed.
+
+    ::
+
+        nsys - python - fork - rank 0
+                  |       |
+               recorded  not recorded
+    """
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    (told,) = fork_ranks(partial(_train_in, os.getpid() if is_fork else 0), 1)
+    assert ("this process is a fork" in told) == is_fork

@@ -12,6 +12,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+PROCESS = os.getpid()
+"""The process in which Python started: a fork of it, such as one of multiprocessing, has another number."""
+
 
 class AfterTorch:
     """An import finder that Python asks first; when torch is imported, it has :func:`mark` called after torch loads."""
