@@ -300,9 +300,11 @@ def _ranges(trace: Trace, process: int) -> list[Range]:
 
 
 def _is_mostly_in(phase: Range, step: Step) -> bool:
-    """By at least half of the phase, or of the step."""
+    """By at least half of the phase, or of the step; or it begins in it, and ends only with the recording."""
     within = min(phase.end, step.end) - max(phase.start, step.start)
     begins_in_it = step.start <= phase.start < step.end  # it may take no time at all
+    if begins_in_it and phase.is_open:
+        return True
     return (within > 0 or begins_in_it) and 2 * within >= min(phase.end - phase.start, step.end - step.start)
 
 

@@ -138,9 +138,11 @@ class _Builder:
         That is so if it has no phase and all other steps have one, or if it lacks a phase that all other steps have, at
         least :data:`LEAST_ALIKE` of them. This happens in loops in which a step begins as soon as the one before ends,
         as with torch.profiler. The range of an optimizer often reaches into the next step, since the hook that counts
-        steps runs within it. Therefore a phase belongs to the last step only if they share half of the shorter one.
+        steps runs within it. Therefore a phase belongs to the last step only if they share half of the shorter one. Of
+        a phase that begins in it and ends with the recording, as where such a hook stops the profiler, the end says
+        nothing: it belongs to it.
         """
-        steps, phases = self.steps, self.phases
+        steps, phases, spans = self.steps, self.phases, self.trace.spans
         if len(steps) < 2:
             return
         start_ns, end_ns = steps.start_ns[-1], steps.end_ns[-1]
@@ -148,6 +150,8 @@ class _Builder:
         shorter_ns = np.minimum(phases.end_ns - phases.start_ns, end_ns - start_ns)
         begins_in_last = (phases.start_ns >= start_ns) & (phases.start_ns < end_ns)
         is_of_last = ((within_ns > 0) | begins_in_last) & (2 * within_ns >= shorter_ns)  # it may take no time at all
+        open_end_ns = spans.end_ns[(spans.process == self.process) & (spans.is_open == 1)]
+        is_of_last |= begins_in_last & np.isin(phases.end_ns, open_end_ns)
         kinds = distinct(phases.kind) if len(steps) > LEAST_ALIKE else []
         for name, rows in (
             ("phase", np.ones(len(phases), np.bool_)),

@@ -352,6 +352,30 @@ def test_a_last_step_without_a_phase_that_all_others_have_was_cut_off(optimizer:
     assert any("step 4 left out: it has no optimizer, as all" in note for note in rank.step_notes) == (len(steps) == 4)
 
 
+@pytest.mark.parametrize(("is_open", "steps"), [(True, [0, 1, 2, 3]), (False, [0, 1, 2])])
+def test_a_phase_that_ends_with_the_recording_is_of_the_step_in_which_it_begins(
+    is_open: bool, steps: list[int]
+) -> None:
+    """A monitor stops within the optimizer: of each three steps it measured two, and "the program ended" in the third.
+
+    ::
+
+        step 3     |------|
+        optimizer       |------------   the profiler stops, which takes its time
+    """
+    marks = {f"step {number}": "." * 8 * number + "########" for number in range(4)}
+    optimizer = [("optimizer", "." * (8 * number + 6) + "##") for number in range(3)]
+    trace = draw_trace(
+        ranges=[*marks.items(), ("backward", "..##...." * 4), *optimizer, ("optimizer", "." * 30 + "#" * 9)],
+        launches={"main": "a.......b.......c.......d.............."},
+        streams={7: ".aa.....bb......cc......dd............."},
+    )
+    ends_last = trace.spans.end_ns == trace.spans.end_ns.max()
+    trace = replace(trace, spans=replace(trace.spans, is_open=(ends_last & is_open).astype(np.int64)))
+    (rank,) = find_rank_events(trace)
+    assert rank.steps.number.tolist() == steps
+
+
 def test_a_phase_that_takes_no_time_is_one(tmp_path: Path) -> None:
     """On a host whose collectives end within the backward, what waits for them takes none: "it has no synchronize"."""
     capture = Capture(ranges=[Range("process|rank=0|world=1|backend=gloo|device=cpu", 0, 500, 100, domain="ddp_prof")])
