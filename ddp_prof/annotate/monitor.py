@@ -197,6 +197,8 @@ class Monitor:
             self._starts = False
         self._recording_thread = threading.get_ident()
         self._profile, self._end, self._recorded_ns = started, self._step + self._steps + 1, []  # 1 for warm-up
+        ranges.warms_up = ranges.steps_are_marked
+        ranges.monitor_marks_steps = not ranges.steps_are_marked
         self._open_range(warmup=1)
         self._overhead_ns = time.perf_counter_ns() - before_ns
 
@@ -224,6 +226,7 @@ class Monitor:
         Raises:
             RuntimeError: It would crash the process; the profiler records on, and nothing more is measured.
         """
+        ranges.warms_up = ranges.monitor_marks_steps = False
         if not RECORDS_ALL_THREADS and self._recording_thread != threading.get_ident():
             self._is_stuck = True
             raise RuntimeError(

@@ -256,6 +256,10 @@ steps_are_marked = False
 """Whether the program has called :func:`step`."""
 WARMUP_STEPS = 2
 """Number of steps at the start of a run that are warm-up if the program does not say which steps are."""
+monitor_marks_steps = False
+"""Whether a monitor measures, and opens the ranges of steps meanwhile, so that nobody else who counts steps does."""
+warms_up = False
+"""Whether a monitor has begun to measure: the next step that the program marks by :func:`step` is warm-up."""
 _own_steps = 0
 """How many steps the program has marked by :func:`step` in this run."""
 _largest_index = -1
@@ -331,7 +335,7 @@ def step(index: int | None = None, warmup: bool | None = None) -> NestedRange:
 
     Raises TypeError if ``index`` is no whole number; an integer of numpy or a tensor is one.
     """
-    global steps_are_marked, _own_steps, _largest_index
+    global steps_are_marked, warms_up, _own_steps, _largest_index
     try:
         index = None if index is None else operator.index(index)
     except TypeError:
@@ -342,7 +346,8 @@ def step(index: int | None = None, warmup: bool | None = None) -> NestedRange:
     if warmup is None:
         warmup = index is None and _own_steps < WARMUP_STEPS
     index = _largest_index + 1 if index is None else index
-    is_warmup = warmup and index > _largest_index
+    is_warmup = (warmup and index > _largest_index) or warms_up
+    warms_up = False
     _own_steps, _largest_index = _own_steps + 1, max(index, _largest_index)
     marks = {"warmup": 1} if is_warmup else {}
     return NestedRange(range_names.format_range(range_names.STEP, index=index, **marks))

@@ -179,7 +179,7 @@ class CountedSteps:
             self._at_step(self.index)
         if not self._marks:
             return
-        if not ranges.steps_are_marked:
+        if not (ranges.steps_are_marked or ranges.monitor_marks_steps):
             self._range = ranges.OpenRange(name)
         bucket_marks.agreement_follows = False
 

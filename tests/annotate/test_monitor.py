@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from ddp_prof import annotate
 from ddp_prof.annotate import log_targets, monitor, monitor_reader
 from ddp_prof.annotate.analysis_process import PYTHON_VARIABLE
 from ddp_prof.annotate.monitor import Monitor, log_overlap
+from ddp_prof.annotate.steps import CountedSteps
 from ddp_prof.monitor.log import load_log
 from tests.command_line import run
 from tests.ddp.gloo_ranks import run_ranks
@@ -121,6 +124,43 @@ def test_the_warm_up_step_is_left_out(job: tuple[Path, list[dict[str, Any]]]) ->
     folder, _ = job
     overlap = json.loads(run("overlap", folder / "step00000018.rank0.json.gz", "--format", "json").stdout)
     assert [step["step"] for step in overlap["ranks"][0]["steps"]] == [19, 20]
+
+
+def counted_by_several(marked_by: str, folder: Path, rank: int) -> list[dict[str, Any]]:
+    """Train in steps that others mark, too: a trainer's callback that counts, or the program itself."""
+    records, (model, optimizer) = list[dict[str, Any]](), make_job()
+    watched = Monitor(EVERY, STEPS, folder=folder, log=records.append)
+    if marked_by == "a callback":
+        (counted := CountedSteps()).begin()
+    for step in range(10):
+        with annotate.step(step) if marked_by == "the program" else nullcontext():
+            train_step(model, optimizer)
+        watched.step()
+    watched.close()
+    if marked_by == "a callback":
+        counted.stop()
+    return records if rank == 0 else []
+
+
+@pytest.mark.parametrize("marked_by", ["a callback", "the program"])
+def test_steps_that_others_mark_too_are_measured_once_and_without_the_warm_up_step(
+    marked_by: str, tmp_path: Path
+) -> None:
+    """Of a program with both, the monitor's warm-up step was measured, and each step cut where the other's began.
+
+    ::
+
+        monitor    |6 warm-up  |7          |8          |
+        callback    |6          |7          |8
+    """
+    ((record,), _) = run_ranks(partial(counted_by_several, marked_by, tmp_path))
+    assert (record["step"], record["steps"]) == (6, STEPS)
+    trace = tmp_path / "step00000006.rank0.json.gz"
+    overlap = json.loads(run("overlap", trace, "--format", "json").stdout)
+    assert [step["step"] for step in overlap["ranks"][0]["steps"]] == [7, 8]
+    texts = [event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    steps = [text.removeprefix("ddp_prof|") for text in texts if text.removeprefix("ddp_prof|").startswith("step|")]
+    assert steps == ["step|index=6|warmup=1", "step|index=7", "step|index=8"]
 
 
 def test_the_worst_trace_and_the_last_one_stay(job: tuple[Path, list[dict[str, Any]]]) -> None:
