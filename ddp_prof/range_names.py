@@ -16,13 +16,15 @@ A range name is a name and fields, separated by ``|``::
     broadcast|bucket=0|bytes=64|params=1
     all_gather|bucket=3|bytes=1048576|params=2|group=1 [0, 2]|ranks=2
     buckets|bytes=1048576,2097152|others=0|group=0 [0, 1]|ranks=2
+    buckets|bytes=1048576,2097152|others=1|other_bytes=48|group=0 [0, 1]|ranks=2
 
 An optimizer that updates one bucket, within backward or synchronize, names the bucket. ``late=1`` marks the collective
 of gradients that arrived after their bucket was sent. ``group`` is the name of the process group, the same on all its
 ranks, and ``ranks`` is the number of its ranks. A step that holds a range with ``unfinished=1`` is not complete,
 because the program ended in it; one that holds a range with ``late_warmup=1`` is warm-up, which was not known when it
 began. If DDP's own all-reduces have no ranges, a range ``buckets`` before a backward pass
-holds their sizes in bytes, in ``bytes``, and the number of other all-reduces that follow them, in ``others``.
+holds their sizes in bytes, in ``bytes``, the number of other all-reduces that follow them, in ``others``, and the size
+of each of these, in ``other_bytes``.
 
 A trace also holds ranges of other programs, so parsing never fails: a foreign name is a name without fields.
 This module needs only Python, so that any program can use it.

@@ -146,7 +146,9 @@ class BucketMarks:
         if not sizes:
             return None
         names = name_group(ddp.process_group)
-        return ranges.buckets([int(size) for size in sizes.split(",")], int(self._finds_unused), **names)
+        # After the buckets DDP reduces a map of which parameters were used, an int32 for each.
+        vote = 4 * sum(parameter.requires_grad for parameter in ddp._module_parameters) if self._finds_unused else None
+        return ranges.buckets([int(size) for size in sizes.split(",")], vote, **names)
 
     @unseen
     def register(self, state: Any, hook: Callable[..., Any]) -> None:

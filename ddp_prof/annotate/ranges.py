@@ -373,18 +373,19 @@ def optimizer() -> NestedRange:
     return NestedRange(range_names.OPTIMIZER)
 
 
-def buckets(sizes: Sequence[int], others: int = 0, **more: Value) -> NestedRange:
+def buckets(sizes: Sequence[int], vote: int | None = None, **more: Value) -> NestedRange:
     """Return a range whose name holds the sizes of the buckets that the next backward pass reduces.
 
     It is for buckets whose collectives get no ranges of their own.
 
     Args:
         sizes: Bytes of each bucket, in the order of launch.
-        others: Number of other collectives that are launched after the buckets.
+        vote: Bytes of the all-reduce after the buckets, of which parameters were used; ``None`` if there is none.
         more: Further fields of the range.
     """
-    text = ",".join(map(str, sizes))
-    return NestedRange(range_names.format_range(range_names.BUCKETS, bytes=text, others=others, **more))
+    fields: dict[str, Value] = {"bytes": ",".join(map(str, sizes)), "others": int(vote is not None)}
+    fields |= {} if vote is None else {"other_bytes": vote}
+    return NestedRange(range_names.format_range(range_names.BUCKETS, **fields, **more))
 
 
 def start_synchronize() -> OpenRange:

@@ -279,6 +279,8 @@ def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: Coll
         rows = reduces[first[number] : end[number]]
         if len(rows) == len(sizes) + (fields.number("others") or 0):
             bucket[rows[: len(sizes)]], size[rows[: len(sizes)]] = np.arange(len(sizes)), sizes
+            if (of_others := fields.number("other_bytes")) is not None:
+                size[rows[len(sizes) :]] = of_others
             if fields.text("group"):
                 named_by[rows], group_size[rows] = name_id, fields.number("ranks") or UNKNOWN
     return replace(ranges, bucket=bucket, bytes=size, named_by=named_by, group_size=group_size)

@@ -70,6 +70,18 @@ def test_sizes_are_those_of_the_model_that_was_told_last() -> None:
     assert found.bytes.tolist() == [10, 20, 30, 40]
 
 
+def test_the_size_of_what_follows_the_buckets_is_known_where_the_range_tells_it() -> None:
+    trace = draw_trace(
+        ranges={
+            "buckets|bytes=10|others=1|other_bytes=4": "#.........",
+            "backward": "..#######.",
+            "gloo:all_reduce": "...##.#...",
+        }
+    )
+    found = find_collective_ranges(trace, PID, find_phases(trace, PID))
+    assert list(zip(found.bucket.tolist(), found.bytes.tolist(), strict=True)) == [(0, 10), (N, 4)]
+
+
 def test_a_broadcast_is_no_bucket() -> None:
     trace = draw_trace(
         ranges={
