@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from ddp_prof.annotate.log_file import LogFile
 from ddp_prof.annotate.log_targets import MlflowTarget, as_target, print_text
 from ddp_prof.annotate.messenger import Messenger
 from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME
+from ddp_prof.annotate.tracebacks import stands_for
 
 GATHER_S = 120.0
 """How long rank 0 waits for the results of other ranks."""
@@ -437,7 +439,7 @@ def _peek(store: Any, key: str) -> bytes | None:
 
 
 def _let_gloo_end_first() -> None:
-    """Have gloo's threads end their work before a DDP that exists now is freed, and with it perhaps its process group.
+    """Have gloo's threads end their work before a DDP is freed, and with it perhaps its process group.
 
     To drop what its last work holds, a thread of gloo needs Python's lock, while the thread that frees the group holds
     this lock and waits for gloo's threads: a program whose training ends with its last step can hang (torch 2.13). One
@@ -446,5 +448,30 @@ def _let_gloo_end_first() -> None:
     with suppress(Exception):  # the group is destroyed already
         if not dist.is_initialized() or dist.get_backend() != dist.Backend.GLOO:
             return  # on a GPU, what the list of all objects holds meanwhile might be missed as memory
+        _pause_before_new_ddps_are_freed()
         for one in [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]:
-            weakref.finalize(one, time.sleep, TO_END_S).atexit = False
+            _pause_before_freed(one)
+
+
+@cache
+def _pause_before_new_ddps_are_freed() -> None:
+    """Do :func:`_pause_before_freed` with each DDP that is made from now on; do this once per process."""
+    original: Any = DistributedDataParallel.__init__
+
+    @stands_for(original)
+    def init(made: Any, *args: Any, **kwargs: Any) -> None:
+        original(made, *args, **kwargs)
+        _pause_before_freed(made)
+
+    setattr(DistributedDataParallel, "__init__", init)  # noqa: B010  # mypy refuses an assignment
+
+
+def _pause_before_freed(ddp: Any) -> None:
+    """Leave Python's lock to other threads for :data:`TO_END_S` when a DDP is about to be freed, once."""
+    if ddp not in _paused:
+        _paused.add(ddp)
+        weakref.finalize(ddp, time.sleep, TO_END_S).atexit = False
+
+
+_paused: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The DDPs before whose end Python's lock is left to others."""
