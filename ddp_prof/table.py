@@ -28,7 +28,10 @@ NO_TIME = -(2**62)
 
 
 class Brief:
-    """Base of dataclasses whose repr is one short line: it has the lengths of collections instead of their values."""
+    """Base of dataclasses whose repr is one short line.
+
+    It has the lengths of collections instead of their values, and leaves out what has its default.
+    """
 
     __slots__ = ()
 
@@ -37,7 +40,8 @@ class Brief:
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        shown = [item.name for item in fields(self) if item.repr]  # type: ignore[arg-type]
+        items = [item for item in fields(self) if item.repr]  # type: ignore[arg-type]
+        shown = [item.name for item in items if getattr(self, item.name) is not item.default]
         values = (f"{name}={_brief(getattr(self, name))}" for name in shown)
         return f"{type(self).__name__}({', '.join(values)})"
 

@@ -27,7 +27,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
-from ddp_prof.table import Ints
+from ddp_prof.table import Brief, Ints
 from ddp_prof.trace import NO_TIME, UNKNOWN
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -38,7 +38,7 @@ WORTH = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class RootCause:
+class RootCause(Brief):
     """When and why most of the exposed time of the typical step is exposed, and the collective with most of that time.
 
     Figures are of the typical step (see :mod:`ddp_prof.analyze.typical`) and summed over all ranks. The collective is
