@@ -294,10 +294,10 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
 
     They fit if no rank occurs twice and all ranks have as many collectives of each operation. Where they were recorded
     at one time, or ``names_tell`` that they belong together, it is enough that they have as many in most steps that
-    both recorded: one of them may have lost some. There it is also enough that they have as many in each communicator
-    that they share: stages of a pipeline have communicators of their own. Unless ``names_tell``, they do not fit if
-    they were recorded at different times: then they are of two jobs, or of two recordings of one. ``why`` is the reason
-    to join them, which becomes a note.
+    both recorded: one of them may have lost some, or all, where each says which rank it is. There it is also enough
+    that they have as many in each communicator that they share: stages of a pipeline have communicators of their own.
+    Unless ``names_tell``, they do not fit if they were recorded at different times: then they are of two jobs, or of
+    two recordings of one. ``why`` is the reason to join them, which becomes a note.
     """
     of_ranks = [run.identities() for run in runs]
     numbers = [rank for run in runs for rank in _rank_numbers(run)]
@@ -312,10 +312,13 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
         return {}
     counts = [[of_rank for _, _, of_rank, _ in run] for run in of_ranks]
     belongs = names_tell or are_at_once
+    # The device's work of a rank may be lost as a whole; then its file says which rank of a job it is.
+    lost_all = [belongs and len(numbers) == len(times) and not any(own) for own in counts]
+    first = next((own for own, is_lost in zip(counts, lost_all, strict=True) if not is_lost), counts[0])
     are_alike = all(
-        len(own) == len(counts[0])
-        and all(_communicate_alike(*pair, in_most_steps=belongs) for pair in zip(own, counts[0], strict=True))
-        for own in counts
+        len(own) == len(first)
+        and (is_lost or all(_communicate_alike(*pair, in_most_steps=belongs) for pair in zip(own, first, strict=True)))
+        for own, is_lost in zip(counts, lost_all, strict=True)
     )
     if not are_alike and not (belongs and _meet_in_communicators([of_rank for own in counts for of_rank in own])):
         _keep_apart(runs, why, "they differ in their collectives; --one-run joins them")

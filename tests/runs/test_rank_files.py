@@ -11,7 +11,7 @@ from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run as run_command_line
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import write_capture
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, write_capture
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,29 @@ def test_a_rank_that_lost_steps_is_of_the_run_of_the_others(tmp_path: Path) -> N
         write_capture(tmp_path / f"x.rank{rank}.sqlite", known_truth(steps))
     (run,) = load_runs(tmp_path)
     assert [len(rank.steps) for rank in run.overlap().ranks] == [4, 3]
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_rank_whose_kernels_are_lost_is_of_the_run_of_the_others(tmp_path: Path, lost: int) -> None:
+    """Each file says which rank it is: it was three runs of one rank, and joined, no clocks could be compared."""
+    for rank in range(3):
+        process = 100 + rank
+        whole = Range(
+            f"process|rank={rank}|world=3|backend=nccl|device=cuda", 0, 1000 * US, process, process, "ddp_prof"
+        )
+        capture = Capture(ranges=[whole])
+        for step in range(8):
+            begin, late = 100 * step * US + 1, 30 * (rank == 1) * US
+            capture.ranges.append(Range(f"step {step}", begin, begin + 90 * US, process, process))
+            if rank != lost:
+                times = ("gemm", begin, begin + late + 10 * US, 7), (NCCL, begin + late + 10 * US, begin + 60 * US, 20)
+                for name, start, end, stream in times:
+                    capture.kernels.append(Kernel(name, start, end, begin, process, process, stream))
+        write_capture(tmp_path / f"x.rank{rank}.sqlite", capture)
+    (run,) = load_runs(tmp_path)
+    assert [rank.kernels for rank in run.overlap().ranks] == [0 if rank == lost else 16 for rank in range(3)]
+    assert [rank.last_steps for rank in run.skew().ranks] == [0, 8, 0]
+    assert any(note.startswith(f"no collective of rank {lost} was recorded") for note in run.skew().warnings)
 
 
 def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:

@@ -189,7 +189,9 @@ def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, 
 
 def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
     """Return how to convert each file's times to the clock of the first file, by UTC and by matched collectives."""
-    files, missing = list(dict.fromkeys(rank.clock for rank in ranks)), _find_missing_ranks(ranks)
+    missing, communicates = _find_missing_ranks(ranks), {rank.clock for rank in ranks if len(rank.timings)}
+    # A file without collectives is compared with none, so it is not the first one.
+    files = sorted(dict.fromkeys(rank.clock for rank in ranks), key=lambda file: file not in communicates)
     if len(files) < 2:
         return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(file, 0, 0, 0.0, 0) for file in files))
     # `base` is the difference of each file's clock from the first file's by UTC; 0 if a file does not tell its UTC.
@@ -220,9 +222,10 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
             reference[is_new] = offsets[index].common_ns(ends[is_new, index])
         waiting = [index for index in waiting if index not in ready]
     # A residual tells nothing of ends to which the clock itself was fitted, if these were few.
-    is_known = all(count >= LEAST_PAIRS or (count > 0 and has_epochs) for count in pairs.values())
+    counts = [count for index, count in pairs.items() if files[index] in communicates] or [0]
+    is_known = all(count >= LEAST_PAIRS or (count > 0 and has_epochs) for count in counts)
     known = np.concatenate(residuals) if is_known else None
-    is_by_ends = all(pairs.values()) and (not has_epochs or max(pairs.values()) >= LEAST_PAIRS)
+    is_by_ends = all(counts) and (not has_epochs or max(counts) >= LEAST_PAIRS)
     methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if is_by_ends else [])
     return Alignment(
         method=", ".join(methods) or NONE,
@@ -477,6 +480,12 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
         yield (
             "the number of ranks in the job is not known: if some are not among the traces, transfer may be shorter, "
             "and waiting longer, than reported"
+        )
+    silent = [rank.name for rank in ranks if not len(rank.timings) and not run.alignment.missing_ranks]
+    if len(run.matches) and silent and all(rank.rank is not None for rank in ranks):
+        yield (
+            f"no collective of {', '.join(silent)} was recorded: transfer may be shorter, and waiting longer, than "
+            "reported"
         )
     if unmatched := run.matches.unmatched:
         yield (

@@ -647,7 +647,8 @@ def _lags_before(run: RunAnalysis, keys: Sequence[int]) -> Floats:
     """
     begins = np.full((len(keys), len(run.ranks)), NO_TIME, np.int64)
     for index, rank in enumerate(run.ranks):
-        if rank.marks_steps and rank.begins_on_host and run.alignment.residual_p95_ns is not None:
+        is_aligned = run.alignment.residual_p95_ns is not None and len(rank.timings)
+        if rank.marks_steps and rank.begins_on_host and is_aligned:
             own = dict(zip(rank.step_keys.tolist(), rank.times.start_ns.tolist(), strict=True))
             times = np.array([own.get(key, NO_TIME) for key in keys], np.int64)
             common = run.alignment.offset_for(rank.clock).common_ns(times)
