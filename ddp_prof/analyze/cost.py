@@ -15,17 +15,19 @@ from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.analyze.statistics import FEW_STEPS
+from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import (
     NO_BLOCKING,
     NO_LENGTH,
     NO_OVERLAP,
     ON_CPU,
     PARTS,
+    Slowed,
     StepCost,
     divide_step,
     find_slowed,
 )
-from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
+from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants, waits_at_most_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class Bounds:
 
     Attributes:
         schedule_ns: Gain if all communication were hidden: blocking time, or exposed time if that is not known.
-        network_ns: Gain if communication took no time and no part of the GPU: ``schedule_ns`` and contention.
+        network_ns: Gain if communication took no time and no part of the GPU: ``schedule_ns`` and contention, or the
+            median over steps of the sum of both, if that is more.
         low_ns, high_ns: The interval of ``network_ns``, from that of contention.
     """
 
@@ -118,6 +121,10 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
         for rank in result.ranks
     ]
 
+    def bounds_of(summary: VariantSummary, cost: Cost, ranks: Sequence[RankOverlap]) -> Bounds:
+        """Return the bounds of a step of these ranks."""
+        return find_bounds(summary, cost, [step for rank in ranks for step in rank.communicating_steps], slowed)
+
     def add_medians(cost: Cost, ranks: Sequence[int]) -> Cost:
         """Return the cost with medians over the steps that communicate, of the ranks with these indices."""
         chosen = []
@@ -132,10 +139,10 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
     for at, rank in enumerate(result.ranks):
         (own,) = compare_variants([replace(result, ranks=(rank,))]) if len(result.ranks) > 1 else (summary,)
         cost = add_medians(_with_blocking_reason(measure_cost(own, contention), [rank]), [at])
-        costs.append(RankCost(rank.name, cost, find_bounds(own, cost), tuple(of_ranks[at])))
+        costs.append(RankCost(rank.name, cost, bounds_of(own, cost, [rank]), tuple(of_ranks[at])))
     cost = _with_blocking_reason(measure_cost(summary, contention), result.ranks)
     cost = add_medians(cost, range(len(result.ranks)))
-    return RunCost(cost, find_bounds(summary, cost), tuple(costs))
+    return RunCost(cost, bounds_of(summary, cost, result.ranks), tuple(costs))
 
 
 def contention_of(summary: VariantSummary, measure_contention: Callable[[], Contention]) -> Contention:
@@ -190,20 +197,40 @@ def measure_cost(summary: VariantSummary, contention: Contention) -> Cost:
     )
 
 
-def find_bounds(summary: VariantSummary, cost: Cost) -> Bounds:
-    """Return upper limits of what another schedule, and what another network, can gain in a step."""
+def find_bounds(
+    summary: VariantSummary, cost: Cost, steps: Sequence[StepOverlap] = (), slowed: Slowed | None = None
+) -> Bounds:
+    """Return upper limits of what another schedule, and what another network, can gain in a step.
+
+    Args:
+        summary: The figures of the run.
+        cost: The cost of communication in a step of it.
+        steps: Its steps that communicate. A step with little to hide may have much contention, so the median of their
+            sums may be above the sum of the medians.
+        slowed: Which fraction of the time beside communication is contention.
+    """
     if summary.gain_at_most is None or not summary.communicating_step_ns:
         return Bounds(None, None, None, None, summary.reason or cost.reason or NO_LENGTH)
     schedule_ns = round(summary.gain_at_most * summary.communicating_step_ns)
 
-    def with_contention(contention_ns: int | None) -> int | None:
+    # Of each step what waits, and its contention: the estimate, and the ends of its interval.
+    of_steps = [
+        (waits_at_most_ns(summary, step), slowed.of(step.length.overlapped_ns))
+        for step in steps
+        if slowed is not None and step.length.overlapped_ns is not None
+    ]
+
+    def with_contention(contention_ns: int | None, which: int) -> int | None:
         """Return the gain of a schedule and this contention together; ``None`` if the contention is not known."""
-        return None if contention_ns is None else schedule_ns + contention_ns
+        if contention_ns is None:
+            return None
+        sums = [waits_ns + (contention[which] or 0) for waits_ns, contention in of_steps]
+        return max(schedule_ns + contention_ns, round(median(sums)) if sums else 0)
 
     return Bounds(
         schedule_ns=schedule_ns,
-        network_ns=with_contention(cost.contention_ns),
-        low_ns=with_contention(cost.contention_low_ns),
-        high_ns=with_contention(cost.contention_high_ns),
+        network_ns=with_contention(cost.contention_ns, 0),
+        low_ns=with_contention(cost.contention_low_ns, 1),
+        high_ns=with_contention(cost.contention_high_ns, 2),
         reason=cost.reason,
     )

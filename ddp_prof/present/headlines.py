@@ -83,8 +83,8 @@ def gain_in_short(
     text = _gain_text(summary)
     if summary.reason or not step_ns or exposed_ns is None or gain is None or summary.host_waits_usually:
         return text
-    # The upper end of the interval, if the figure itself is not known.
-    network_ns = (bounds.network_ns if bounds.network_ns is not None else bounds.high_ns) if bounds else None
+    # A limit is the upper end of the interval, if that is known.
+    network_ns = (bounds.high_ns if bounds.high_ns is not None else bounds.network_ns) if bounds else None
     if bounds and _is_whole_step(bounds, step_ns):
         network_ns = None
     network = _fine_percent(network_ns / step_ns) if network_ns is not None else None

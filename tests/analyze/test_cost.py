@@ -62,6 +62,13 @@ def test_what_is_slowed_is_a_cost_where_nothing_waits() -> None:
     )
 
 
+def test_the_limit_of_a_faster_network_is_the_upper_end_of_its_interval() -> None:
+    """'at most 5.0 %' was said of 4.5 to 5.4 %."""
+    cost = measure_cost(SUMMARY, KNOWN)
+    text = gain_in_short(SUMMARY, cost, find_bounds(SUMMARY, cost))
+    assert text.endswith("hiding it gains nothing, a faster network at most 5.4 % (communication slows compute).")
+
+
 def test_what_waits_and_what_is_slowed_add_up() -> None:
     summary = replace(SUMMARY, blocking_ns=300_000, blocked_steps=10)
     bounds = find_bounds(summary, measure_cost(summary, KNOWN))
@@ -93,7 +100,7 @@ def test_a_limit_as_long_as_the_step_is_none() -> None:
     assert text.endswith("3.46 ms per step; for a faster network no limit that is much less than the step is known.")
     assert gain_in_short(pipeline, cost, bounds).endswith(": hiding it gains at most 51 %.")
     # What is measured is said, however large it is.
-    measured = replace(bounds, network_ns=6_700_000)
+    measured = replace(bounds, network_ns=6_700_000, high_ns=6_700_000)
     assert "no network more than 6.70 ms" in (cost_text(cost, measured) or "")
     assert gain_in_short(pipeline, cost, measured).endswith("a faster network 99.1 %.")
 

@@ -430,6 +430,18 @@ def _hideable_ns(step: StepOverlap) -> int:
     return blocking_ns if step.length.spare_ns is None else min(blocking_ns, step.length.spare_ns)
 
 
+def waits_at_most_ns(summary: VariantSummary, step: StepOverlap) -> int:
+    """Return what hiding the communication of a step gains at most, in the way of :attr:`VariantSummary.gain_at_most`.
+
+    ``summary`` is that of the run of the step.
+    """
+    hideable_ns = _hideable_ns(step)
+    if summary.hideable_ns is not None and not summary.host_waits_usually:
+        return hideable_ns
+    limits_ns = [limit_ns for limit_ns in (step.exposed_ns, step.blocking_at_most_ns) if limit_ns is not None]
+    return max(min(limits_ns, default=0), hideable_ns)
+
+
 def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLength:
     """Return the length and the parts of the typical step, on the rank on which they are nearest to the medians.
 
