@@ -261,9 +261,11 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
             _keep_apart(of_names, why, f"several of them say that they are rank {twice[0]}")
     by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
-        (rank, world), *more = {of_rank[:2] for of_rank in run.identities()} or {(None, None)}
-        if rank is not None and world != 1 and not more:
-            by_world.setdefault(world, []).append(run)
+        # All ranks of a node may be in one file, as nsys records them.
+        told = [of_rank[:2] for of_rank in run.identities()]
+        worlds = {world for _, world in told}
+        if len(worlds) == 1 and worlds != {1} and all(rank is not None for rank, _ in told):
+            by_world.setdefault(worlds.pop(), []).append(run)
     for group_of_runs in by_world.values():
         why, captures = "the traces say which rank of a job each is", _divide_captures(group_of_runs)
         if len(captures) > 1:

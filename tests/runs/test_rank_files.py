@@ -135,6 +135,33 @@ def test_a_rank_whose_kernels_are_lost_is_of_the_run_of_the_others(tmp_path: Pat
     assert any(note.startswith(f"no collective of rank {lost} was recorded") for note in run.skew().warnings)
 
 
+@pytest.mark.parametrize(("names", "runs"), [(("node0", "node1"), 1), (("a", "b"), 1), (("a", "b", "c"), 3)])
+def test_files_of_nodes_are_one_run_where_each_rank_says_which_it_is(
+    names: tuple[str, ...], runs: int, tmp_path: Path
+) -> None:
+    """Each holds all ranks of a node, as nsys records them: rank 2 was looked for among two of four ranks.
+
+    A third file, of ranks that the others hold already, is of another job.
+    """
+    for node, name in enumerate(names):
+        capture = Capture()
+        for rank in (2 * node % 4, 2 * node % 4 + 1):
+            process = 100 + rank
+            whole = f"process|rank={rank}|world=4|backend=nccl|device=cuda"
+            capture.ranges.append(Range(whole, 0, 1000 * US, process, process, "ddp_prof"))
+            for step in range(8):
+                begin, late = 100 * step * US + 1, 30 * (rank == 2) * US
+                capture.ranges.append(Range(f"step {step}", begin, begin + 90 * US, process, process))
+                times = ("gemm", begin, begin + late + 10 * US, 7), (NCCL, begin + late + 10 * US, begin + 60 * US, 20)
+                for kernel, start, end, stream in times:
+                    capture.kernels.append(Kernel(kernel, start, end, begin, process, process, stream))
+        write_capture(tmp_path / f"{name}.sqlite", capture)
+    found = load_runs(tmp_path)
+    assert len(found) == runs
+    if runs == 1:
+        assert [rank.last_steps for rank in found[0].skew().ranks] == [0, 0, 8, 0]
+
+
 def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
     """Two runs of one name, of which one has a collective less in each step, were shown, and no word why."""
     for rank in (0, 1):
