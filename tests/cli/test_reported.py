@@ -782,6 +782,26 @@ def test_backward_stands_still_for_an_optimizer_that_steps_in_it(tmp_path: Path)
     assert finding["cost_ns"] == 200 * US
 
 
+@pytest.mark.parametrize("bytes_", [0, 8, 1 << 22])
+def test_the_norm_of_a_stage_is_not_taken_for_its_gradients(bytes_: int, tmp_path: Path) -> None:
+    """A pipeline without data parallelism; without sizes it was said to reduce its gradients after backward."""
+    work = (
+        ("fwd_gemm", 20, 200, 7, 10, MAIN), ("ncclDevKernel_SendRecv(x)", 200, 260, 20, 12, MAIN),
+        ("bwd_gemm", 260, 700, 7, 120, AUTOGRAD), ("norm", 700, 710, 7, 410, MAIN), (NCCL, 710, 760, 21, 420, MAIN),
+    )  # fmt: skip
+    trace = write_kineto(tmp_path / "x.json", job(*(step(index, work) for index in range(5))))
+    document = json.loads(trace.read_text())
+    for one in document["traceEvents"]:
+        if bytes_ and one["name"] == NCCL:
+            one["args"] |= {"Collective name": "allreduce", "In msg nelems": bytes_ // 4, "dtype": "Float"}
+            one["args"] |= {"Out msg nelems": bytes_ // 4, "Group size": 2}
+    trace.write_text(json.dumps(document))
+    found = json.loads(run("doctor", "--format", "json", trace).stdout)
+    rule = "gradients reduced after backward"
+    assert (rule in [one["rule"] for one in found["findings"]]) == (bytes_ > 8)
+    assert (rule in [one["rule"] for one in found["abstained"]]) == (bytes_ == 0)
+
+
 def copies_far_ahead(steps: int) -> Capture:
     """The host launches all steps, 1 us each, before the first one ends on the device, and waits once, at the end.
 

@@ -26,7 +26,7 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
 
 _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
-_TO_ONE_RANK = OPERATIONS.index("reduce")
+_TO_ONE_RANK, _SEND_RECV = OPERATIONS.index("reduce"), OPERATIONS.index("send_recv")
 _BROADCAST, _BARRIER = OPERATIONS.index("broadcast"), OPERATIONS.index("barrier")
 
 
@@ -364,6 +364,10 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     late = run.gradients.of_units(run.gradients.by_unit(np.logical_and, run.gradients.blocking == _AFTER_BACKWARD))
     if 2 * len(late.counts) <= len(run.gradients.counts) or late.are_small:
         return None
+    # A stage of a pipeline may reduce nothing but the norm of its gradients, which sizes tell from the gradients.
+    is_stage = any((rank.timings.operation == _SEND_RECV).any() for rank in run.analysis.ranks)
+    if is_stage and np.all(late.counts == 1) and np.any(late.bytes == UNKNOWN):
+        return Abstained("gradients reduced after backward", _why_no_sizes(run))
     if run.collectives.reason:
         return Abstained("gradients reduced after backward", run.collectives.reason)
     exposed_ns, duration_ns = (median_or_zero(late.by_unit(np.add, ns)) for ns in (late.exposed_ns, late.duration_ns))
