@@ -96,7 +96,8 @@ def cause_in_short(cause: RootCause | None, reason: str | None, blocking: RunBlo
     text = f"{share} of exposed time is {_exposure_kind(cause)}: {_culprit_name(cause, shown=1)}."
     if cause.is_late:
         return text, f"{_late_text(cause)} (ddp-prof skew)."
-    return text, _advice(cause).strip()
+    said = _advice(cause).strip()
+    return (f"{text} {said}", "") if said in _FACTS else (text, said)
 
 
 def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str:
@@ -164,6 +165,18 @@ WHY = {
 """Why communication is exposed, and in ``WHEN`` when it is, as parts of a sentence."""
 
 
+_NO_COMPUTE = "No compute ran meanwhile."
+_STREAM_WAITS = "Kernels that follow on that stream wait for them."
+_NO_LAUNCH = "What launched it is not known, so the phase is not known, either."
+_OTHER_CLOCK = "The clocks of host and device disagree, so it is not known when it was launched."
+_IN_GRAPH = (
+    "A CUDA graph launched it together with compute, so the trace does not tell whether it waited for earlier "
+    "collectives or for its input."
+)
+_FACTS = (_NO_COMPUTE, _STREAM_WAITS, _NO_LAUNCH, _OTHER_CLOCK, _IN_GRAPH)
+"""What is said where a cause has no advice: it belongs to the cause."""
+
+
 def _exposure_kind(cause: RootCause) -> str:
     """Return in words when and why the time is exposed: ``tail, queued behind another collective``."""
     when = f"{words}, " if (words := WHEN[cause.when]) else ""
@@ -228,7 +241,7 @@ def _advice(cause: RootCause) -> str:
     if waits:
         return skew
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
-        return " Kernels that follow on that stream wait for them."
+        return f" {_STREAM_WAITS}"
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
         return " If gradient hooks launched them, backward could hide part of their time."
     if cause.why == LAUNCHED_LATE:
@@ -252,20 +265,17 @@ def _advice(cause: RootCause) -> str:
             f"{if_transfer}.{skew}"
         )
     if cause.why == UNKNOWN_WHY and cause.is_in_graph:
-        return (
-            " A CUDA graph launched it together with compute, so the trace does not tell whether it waited for earlier "
-            "collectives or for its input."
-        )
+        return f" {_IN_GRAPH}"
     if cause.why == UNKNOWN_WHY:
-        return " The clocks of host and device disagree, so it is not known when it was launched."
+        return f" {_OTHER_CLOCK}"
     if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.when == UNKNOWN_WHEN:
         if not cause.has_launch:
-            return " What launched it is not known, so the phase is not known, either."
+            return f" {_NO_LAUNCH}"
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
-        return " No compute ran meanwhile."
+        return f" {_NO_COMPUTE}"
     return ""
 
 

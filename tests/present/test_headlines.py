@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.run_analysis import Alignment
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.present.cause_headlines import cause_headline, root_cause_headline
+from ddp_prof.present.cause_headlines import cause_headline, cause_in_short, root_cause_headline
 from ddp_prof.present.headlines import Headline, describe_changes, gain_headline
 from ddp_prof.present.skew_headlines import skew_headline
 
@@ -133,6 +133,9 @@ def test_of_what_is_hardly_a_part_of_the_step_nothing_is_advised() -> None:
 
 def test_of_a_transfer_in_backward_it_is_only_said_that_no_compute_ran() -> None:
     assert text_of(when="backward").endswith(" No compute ran meanwhile.")
+    text, advice = cause_in_short(replace(TAIL, when="backward"), None, None)
+    assert (text.endswith(" No compute ran meanwhile."), advice) == (True, ""), "it stood there as the change to make"
+    assert cause_in_short(TAIL, None, None)[1] == "A smaller last bucket would shorten it."
 
 
 def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() -> None:
