@@ -23,6 +23,7 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
     is_among,
+    select,
 )
 from ddp_prof.trace import Calls, Category, Kind, SyncKind, Trace
 
@@ -356,14 +357,13 @@ def _cut_by_waits(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     all others of their name. In a process with several devices it is not known for which of them the host waits.
     """
     activities, calls = trace.activities, trace.synchronizations
+    waits = select(calls, np.isin(calls.kind, (SyncKind.HOST_WAIT_DEVICE, SyncKind.HOST_WAIT_STREAM)))
     found, until_ns = [], []
     for row in rows[trace.launching_calls[rows] != UNKNOWN].tolist():
         process, start_ns, end_ns = activities.process[row], int(activities.start_ns[row]), int(activities.end_ns[row])
-        is_for_it = (calls.kind == SyncKind.HOST_WAIT_DEVICE) | (
-            (calls.kind == SyncKind.HOST_WAIT_STREAM) & (calls.stream == activities.lane[row])
-        )
-        is_for_it &= (calls.process == process) & (calls.start_ns > trace.calls.start_ns[trace.launching_calls[row]])
-        if not is_for_it.any() or (waited_ns := int(calls.end_ns[is_for_it].min())) + _AWAITED_NS >= end_ns:
+        is_for_it = (waits.kind == SyncKind.HOST_WAIT_DEVICE) | (waits.stream == activities.lane[row])
+        is_for_it &= (waits.process == process) & (waits.start_ns > trace.calls.start_ns[trace.launching_calls[row]])
+        if not is_for_it.any() or (waited_ns := int(waits.end_ns[is_for_it].min())) + _AWAITED_NS >= end_ns:
             continue
         mine = activities.process == process
         others = np.flatnonzero(mine & (activities.name_id == activities.name_id[row]))
