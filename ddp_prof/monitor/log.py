@@ -122,6 +122,24 @@ def find_other_job(records: Sequence[Mapping[str, Any]], reference: Sequence[Map
     return ", ".join(differing) or None
 
 
+def count_jobs_at_once(records: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many processes have written records of which one began before another one's last record; else 0.
+
+    Restarts of one job follow each other, so these are several jobs with one folder.
+    """
+    last: dict[str, str] = {}  # by the time at which a process began; both times are of one format, and sort as text
+    for record in records:
+        if started := record.get("started"):
+            last[str(started)] = max(last.get(str(started), ""), str(record["time"]))
+    at_once, until, before = set[str](), "", ""
+    for started in sorted(last):
+        if started < until:
+            at_once |= {before, started}
+        if last[started] > until:
+            until, before = last[started], started
+    return len(at_once)
+
+
 def _record_in(line: str) -> dict[str, Any] | None:
     """Return the record in a line; ``None`` if there is none, or it does not hold what is read of it."""
     try:

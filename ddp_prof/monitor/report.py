@@ -20,7 +20,7 @@ from ddp_prof.monitor.course import (
     find_changes,
     find_late_ranks,
 )
-from ddp_prof.monitor.log import MonitorLog, find_other_job
+from ddp_prof.monitor.log import MonitorLog, count_jobs_at_once, find_other_job
 from ddp_prof.present import theme
 from ddp_prof.present.charts import STILL, Chart, axis, make_chart
 from ddp_prof.present.columns import in_percent, ms
@@ -43,8 +43,7 @@ _DRAWN = {
 
 def monitor_view(log: MonitorLog) -> TableView:
     """Return a table with a row per measurement, under sentences on what changed and which rank was late."""
-    changes = find_changes(log.records)
-    late = find_late_ranks(log.records, changes)
+    changes, late = _find_course(log.records)
     said = list(sentences(log.records, changes, late))
     document = {
         "schema": SCHEMA,
@@ -73,10 +72,21 @@ def monitor_view(log: MonitorLog) -> TableView:
     return TableView("\n".join(map(printable, said)), list(map(_row, log.records)), notes, document)
 
 
+def _find_course(records: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Change], Sequence[LateRank]]:
+    """Return what changed and which ranks are late; nothing if several jobs have written the records at once."""
+    if count_jobs_at_once(records):
+        return [], []
+    changes = find_changes(records)
+    return changes, find_late_ranks(records, changes)
+
+
 def sentences(
     records: Sequence[Mapping[str, Any]], changes: Sequence[Change], late: Sequence[LateRank]
 ) -> Iterator[str]:
     """Yield sentences on what changed, in order of time, and on which rank was late; at least one sentence."""
+    if jobs := count_jobs_at_once(records):
+        yield f"{jobs} jobs wrote this log at the same time: what changed cannot be told; give each a folder of its own"
+        return
     for position in sorted({change.position for change in changes}):
         what = ", ".join(
             f"{FIGURES[change.figure]} {milliseconds(change.before_ns)} -> {milliseconds(change.after_ns)}"
@@ -126,7 +136,7 @@ def find_restarts(records: Sequence[Mapping[str, Any]]) -> list[int]:
 def _starts(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a note on the restarts of the job, if there were any."""
     restarts = find_restarts(records)
-    if restarts:
+    if restarts and not count_jobs_at_once(records):
         shown = ", ".join(f"at step {records[at]['step']} ({records[at]['time']})" for at in restarts[:_MOST_SHOWN])
         more = f", and {len(restarts) - _MOST_SHOWN} more" if len(restarts) > _MOST_SHOWN else ""
         yield printable(f"started again {count_noun(len(restarts), 'time')}, measured from there on: {shown}{more}")
@@ -184,8 +194,7 @@ def draw_course(log: MonitorLog) -> Chart:
 
     Dotted lines mark changes, and shaded stretches mark late ranks. The first sentence on the job is the title.
     """
-    records, changes = log.records, find_changes(log.records)
-    late = find_late_ranks(records, changes)
+    records, (changes, late) = log.records, _find_course(log.records)
     said = next(iter(sentences(records, changes, late)))
     steps, restarts = [record["step"] for record in records], find_restarts(records)
     traces = [

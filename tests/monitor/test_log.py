@@ -196,3 +196,30 @@ def test_a_restart_is_told_and_ends_the_line_that_is_drawn(tmp_path: Path) -> No
     (told,) = [note for note in monitor_view(log).notes if note.startswith("started again")]
     place = "at step 2000 (2026-11-26T10:02:00+00:00), at step 4000 (2026-11-26T10:04:00+00:00)"
     assert told == f"started again 2 times, measured from there on: {place}"
+
+
+@pytest.mark.parametrize(
+    ("writers", "begun", "jobs"),
+    [
+        ("aaaaaaaabbbbbbbb", {"a": 0, "b": 8}, 0),  # started again
+        ("abababababababab", {"a": 0, "b": 0}, 2),
+        ("aabbbbbbbbbbbbbb", {"a": 0, "b": 1}, 2),  # b had begun when a logged its last record
+        ("aaaabcbcbcbcbccc", {"a": 0, "b": 4, "c": 5}, 2),
+    ],
+)
+def test_of_a_log_that_several_jobs_write_at_once_no_change_is_told(
+    writers: str, begun: dict[str, int], jobs: int, tmp_path: Path
+) -> None:
+    """'Started again 1 time' was said of it, and one job's steps were a change of the other's.
+
+    ``writers``: the job that wrote each record, one a minute; ``begun``: when each began, in minutes.
+    """
+    started = {job: f"2026-11-26T10:{minute:02}:00.{ord(job)}+00:00" for job, minute in begun.items()}
+    records = [
+        {**record(number, step=30 if job == "a" else 60), "started": started[job]}
+        for number, job in enumerate(writers, 1)
+    ]
+    view = monitor_view(load_log(write_log(tmp_path, records)))
+    assert view.title.startswith(f"{jobs} jobs wrote this log at the same time") == bool(jobs)
+    assert any("started again 1 time" in note for note in view.notes) != bool(jobs)
+    assert bool(view.document["changes"]) != bool(jobs)
