@@ -10,6 +10,7 @@ contains zero, the effect is kept, but no sentence is written about it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -178,7 +179,8 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) 
         losses[mb] = float(np.mean([np.median(each) for each in savings]))
     # The fastest size against the slowest size and against variants with other buckets.
     fastest, slowest = min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)
-    yield _change(summaries, "step", (BUCKETED, slowest), (BUCKETED, fastest))
+    # Any two of them might have been these two.
+    yield _change(summaries, "step", (BUCKETED, slowest), (BUCKETED, fastest), math.comb(len(sizes), 2))
     yield _change(summaries, "step", OVERLAP, (BUCKETED, fastest))
     yield _change(summaries, "step", TORCH, (BUCKETED, fastest))
     if isinstance(model, str):
@@ -225,13 +227,18 @@ def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
     return _observe("timer_misses_hidden", "trace", "host timer", missed, text, None)
 
 
-def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
-    """Return what ``after`` saves of the step or communication (``name``) of ``before``; ``None`` if not measured."""
+def _change(
+    summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind, chosen_of: int = 1
+) -> Observation | None:
+    """Return what ``after`` saves of the step or communication (``name``) of ``before``; ``None`` if not measured.
+
+    ``chosen_of`` is as in :func:`_observe`.
+    """
     old, new = label_of(*before), label_of(*after)
     subject, what = new[:1].upper() + new[1:], "step" if name == "step" else "communication (host timer)"
     takes = f"{subject} takes {{effect}} off the {what} of {old}."
     adds = f"{subject} adds {{effect}} to the {what} of {old}."
-    return _observe(name, old, new, _savings(summaries, before, after, f"{name}_ns"), takes, adds)
+    return _observe(name, old, new, _savings(summaries, before, after, f"{name}_ns"), takes, adds, chosen_of)
 
 
 def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, column: str = "step_ns") -> list[float]:
@@ -250,7 +257,7 @@ def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, col
 
 
 def _observe(
-    name: str, before: str, after: str, savings: Sequence[float], takes: str, adds: str | None
+    name: str, before: str, after: str, savings: Sequence[float], takes: str, adds: str | None, chosen_of: int = 1
 ) -> Observation | None:
     """Return the median of savings as an observation, with a sentence if its interval excludes zero.
 
@@ -261,6 +268,7 @@ def _observe(
         savings: The saving of each pair of runs, as a fraction.
         takes: The sentence for a gain; ``{effect}`` in it becomes the numbers.
         adds: The sentence for a loss; ``None``: there is none.
+        chosen_of: The number of comparisons of which this one was chosen, as its effect is the largest.
 
     Returns:
         ``None`` if there are no savings.
@@ -268,7 +276,8 @@ def _observe(
     if not savings:
         return None
     value = float(np.median(savings))
-    low, high = (bootstrap_interval(savings) if len(savings) >= LEAST_PAIRS else None) or (None, None)
+    interval = bootstrap_interval(savings) if chosen_of == 1 else _interval_of_chosen(savings, chosen_of)
+    low, high = (interval if len(savings) >= LEAST_PAIRS else None) or (None, None)
     text = None
     if low is not None and high is not None and (low > 0 or high < 0):
         # A loss is a negative saving; it is shown as a positive number, so the ends of its interval are swapped.
@@ -276,6 +285,23 @@ def _observe(
         effect = f"{percent(shown)} ({percent(ends[0])} to {percent(ends[1])}, {len(savings)} pairs)"
         text = words and words.format(effect=effect)  # None if there is no sentence for a loss
     return Observation(name, before, after, value, low, high, len(savings), text)
+
+
+def _interval_of_chosen(values: Sequence[float], chosen_of: int) -> tuple[float, float] | None:
+    """Return the interval of a median that misses it in 5 % / ``chosen_of`` of cases at most; ``None`` for few values.
+
+    Its ends are two of the values, as many from the least as from the largest one: each value is above the median as
+    often as below. So it holds however the values scatter, also far out, where a bootstrap of few values shows nothing.
+    """
+    ordered, beyond, misses = sorted(values), 0, 2 / 2 ** len(values)
+    while misses <= _MISSES / chosen_of:
+        beyond += 1
+        misses += 2 * math.comb(len(values), beyond) / 2 ** len(values)
+    return (ordered[beyond - 1], ordered[-beyond]) if beyond else None
+
+
+_MISSES = 0.05
+"""How often an interval of 95 % misses the true value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ MESSAGES = (
     "latency; busbw: algbw x 2 (n - 1) / n for n ranks; fitted: by overhead and bandwidth"
 )
 SENTENCES = (
-    "in brackets: the 95 % interval of the median over pairs of runs; of twenty such sentences, one may be due to "
-    "chance, and a size that is chosen for being the fastest is a little favoured"
+    "in brackets: the 95 % interval of the median over pairs of runs, wider between the fastest and the slowest size, "
+    "as these were chosen; of twenty such sentences, one may be due to chance"
 )
 NOTHING = "no difference is reported: none is clear in enough pairs of runs"
 OTHER_CODE = "runs of several versions of the measured code are mixed: the same sweep measures the older ones again"
