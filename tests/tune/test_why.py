@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddp_prof.analyze.cost import Bounds
 from ddp_prof.present.table import TableOptions, show
 from ddp_prof.runs import load_runs
 from ddp_prof.tune import candidates
@@ -15,7 +16,7 @@ from ddp_prof.tune.report import foreseen_text, tuning_view, why_view
 from ddp_prof.tune.sequential import Gain
 from ddp_prof.tune.tries import parse_tries
 from ddp_prof.tune.verdicts import best_of
-from ddp_prof.tune.why import BEYOND, UNKNOWN, WITHIN, Foreseen, Why, foresee
+from ddp_prof.tune.why import BEYOND, UNKNOWN, WITHIN, Foreseen, Why, bounds_of, foresee
 from tests.charts import validated
 from tests.command_line import run
 from tests.tune.simulated import Simulated, tune
@@ -65,6 +66,13 @@ def test_only_findings_that_a_setting_of_the_try_answers_foresee_its_gain() -> N
     assert known_of("h200/nccl/torch", "gradient_as_bucket_view") == bound | copies
     assert known_of("h200/nccl/torch", "static_graph+gradient_as_bucket_view") == bound | copies
     assert known_of("h200/nccl/torch", "bucket_cap_mb=5") == bound
+
+
+def test_the_bound_of_any_network_is_the_upper_end_of_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """'At most 20 %' was said where it may be 30."""
+    run = SimpleNamespace(cost=lambda: SimpleNamespace(bounds=Bounds(10, 20, 15, 30)))
+    monkeypatch.setattr("ddp_prof.tune.why._step_ns", lambda _: 100)
+    assert [one.gain for one in bounds_of(run, parse_tries(["bucket_cap_mb=5"])[0])] == [0.1, 0.3]  # type: ignore[arg-type]
 
 
 def test_what_is_not_known_has_a_reason() -> None:
