@@ -179,6 +179,7 @@ def _build(
         columns["globalPid"] = constant_column(int(tid[0]), len(columns["globalPid"]))
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
+    _name_copies(activities, copies[COPY_KIND], names)
     within_device, within_one = _mark_copies(activities, copies)
     call_details = None  # names without the version that CUDA adds, and ends
     if options.with_launches:
@@ -427,6 +428,18 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
         correlation=np.where(numbers == 0, UNKNOWN, numbers) if 0 in numbers else numbers,  # CUPTI counts from 1
         bytes=columns["bytes"],
     )
+
+
+_OF_HOST = {"memcpy HtoD": (1, 3, 11), "memcpy DtoH": (2, 4, 12)}
+"""Names of copies from and to the host, and their kinds, as CUPTI numbers them: those to arrays and of UVM, too."""
+
+
+def _name_copies(activities: Activities, kind: Ints, names: NameTable) -> None:
+    """Name copies from and to the host; ``kind`` is that of each copy."""
+    copies = np.flatnonzero(activities.kind == Kind.COPY)
+    for name, kinds in _OF_HOST.items():
+        if len(rows := copies[np.isin(kind, kinds)]):
+            activities.name_id[rows] = names.intern(name)
 
 
 _WITHIN_DEVICE, _BETWEEN_DEVICES = (8, 0, UNKNOWN), 10

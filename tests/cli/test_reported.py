@@ -837,6 +837,17 @@ def test_steps_of_a_host_that_is_far_ahead_are_replayed(tmp_path: Path) -> None:
     assert (finding["rule"], finding["expected_gain_ns"]) == ("copies out of buckets", 3 * US)
 
 
+@pytest.mark.parametrize(("kind", "is_found"), [(1, False), (2, False), (8, True), (0, True)])
+def test_what_copies_from_or_to_the_host_copies_no_gradients(kind: int, is_found: bool, tmp_path: Path) -> None:
+    """As of the bitmap of unused parameters: gradient_as_bucket_view was advised of nsys, whose copies have no names."""
+    capture = copies_far_ahead(7)
+    for kernel in capture.kernels:
+        kernel.copy_kind = kind
+    trace = write_capture(tmp_path / "x.sqlite", capture)
+    found = json.loads(run("doctor", "--format", "json", trace).stdout)["findings"]
+    assert ("copies out of buckets" in [one["rule"] for one in found]) == is_found
+
+
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_a_process_that_drives_two_devices_is_advised_to_become_two(how: str, tmp_path: Path) -> None:
     """``nn.DataParallel``: broadcast_buffers=False of DDP, and async_op=True, were advised, which it does not have."""
