@@ -839,7 +839,7 @@ def test_steps_of_a_host_that_is_far_ahead_are_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "is_found"), [(1, False), (2, False), (8, True), (0, True)])
 def test_what_copies_from_or_to_the_host_copies_no_gradients(kind: int, is_found: bool, tmp_path: Path) -> None:
-    """As of the bitmap of unused parameters: gradient_as_bucket_view was advised of nsys, whose copies have no names."""
+    """As of the bitmap of unused parameters: in exports of nsys, gradient_as_bucket_view was the advice."""
     capture = copies_far_ahead(7)
     for kernel in capture.kernels:
         kernel.copy_kind = kind
