@@ -87,12 +87,13 @@ def one_communicator(run: RunEvidence) -> Finding | None:
         could_ns = np.maximum(could_ns, timings.start_ns[before])
         queued_ns = np.zeros_like(timings.start_ns)
         queued_ns[after] = np.where(differs, np.maximum(0, timings.end_ns[before] - could_ns), 0)
-        # Exposed time counts in the stretches of the stream without a pause in which one waited so.
+        # Exposed time counts in the stretches of the stream without a pause in which one waited so. It may be more than
+        # they waited: what waits behind an operation whose input is not there could have begun before that one, too.
         follows = is_same & (timings.start_ns[after] - timings.end_ns[before] <= BACK_TO_BACK_NS)
         stretch = np.cumsum(np.append(True, ~follows)[: len(rows)])
         exposed_ns = np.zeros_like(queued_ns)
         exposed_ns[rows] = exposure.exposed_ns[rows] * np.isin(stretch, stretch[queued_ns[rows] > 0])
-        per_step = np.minimum(rank.sum_by_step(queued_ns)[1], rank.sum_by_step(exposed_ns)[1])
+        per_step = rank.sum_by_step(exposed_ns)[1]
         if len(per_step) and np.median(per_step) > 0:
             found += np.count_nonzero(queued_ns)
             costs += per_step.tolist()
@@ -253,13 +254,15 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     usual = median_or_zero(times[chosen])
     spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
     ranks, steps = run.where(repeated)
+    spared = "no_sync() around forward and backward of all micro-batches but the last"
+    if repeated.are_sharded:
+        spared = f"set_requires_gradient_sync(False) of fully_shard, or {spared} with FullyShardedDataParallel,"
     by_size = ", if its passes of backward, which reduce the same sizes, are of one model"
     return Finding(
         "buckets reduced several times",
         f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}"
         f"{by_size if UNKNOWN in repeated.bucket else ''}.",
-        "If the step accumulates gradients, no_sync() around forward and backward of all micro-batches but the last "
-        "leaves the other reductions out.",
+        f"If the step accumulates gradients, {spared} leaves the other reductions out.",
         ranks,
         steps,
         None if run.collectives.reason else run.cost_ns(spared_ns.tolist()),

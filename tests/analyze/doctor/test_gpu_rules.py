@@ -916,6 +916,60 @@ def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
     assert rule not in named(fsdp(20, "AllReduce"))
 
 
+def gathering_late(stream: int) -> Device:
+    """Each scatter waits for its gradients, and so does the gather launched behind it on its stream, which needs none.
+
+    ms         0   1   2   3   4   5
+    stream 7   ggggggggg       ggggggggg
+    stream 20  .........SSSSGGG         SSSSGGG      on a stream of its own, G would run at once
+    """
+    gather, scatter = (f"ncclDevKernel_{name}_RING_LL(x)" for name in ("AllGather", "ReduceScatter_Sum_f32"))
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"), device.range("backward"):
+            for _ in range(4):
+                device.launch(1, 7, 2 * MS, is_collective=False)
+                device.record(1, 7, 1)
+                device.wait(1, 20, 1)
+                device.launch(1, 20, MS // 8, is_collective=True, name=scatter)
+                device.launch(1, stream, MS, is_collective=True, name=gather)
+                device.record(1, stream, 2)
+                device.wait(1, 7, 2)
+            device.launch(1, 7, MS, is_collective=False)
+        device.synchronize(1)
+    return device
+
+
+def test_own_communicators_gain_no_more_than_the_bound() -> None:
+    """What waits behind a scatter that waits itself could have begun before that: 0.50 ms was the bound of 4 ms."""
+    shared, own = gathering_late(20), gathering_late(21)
+    (finding,) = [one for one in diagnose(shared.trace()).findings if one.rule.startswith("one communicator")]
+    assert (finding.cost_ns or 0) >= (shared.end - own.end) // STEPS > 4 * MS
+
+
+def test_where_shards_are_reduced_several_times_the_advice_is_that_of_fully_shard() -> None:
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for _ in range(2):
+                with device.range("forward"):
+                    device.launch(1_000, 7, MS, is_collective=False)
+                with device.range("backward"):
+                    for _ in range(2):
+                        device.launch(1_000, 7, MS, is_collective=False)
+                        device.record(1_000, 7, 1)
+                        device.wait(1_000, 20, 1)
+                        device.launch(1_000, 20, MS, is_collective=True, name="ncclDevKernel_ReduceScatter_Sum_f32(x)")
+                        device.record(1_000, 20, 2)
+                device.wait(1_000, 7, 2)
+            with device.range("optimizer"):
+                device.launch(1_000, 7, MS, is_collective=False)
+        device.synchronize(1_000)
+    found = diagnose(with_sizes(device.trace(), [8 << 20, 4 << 20])).findings
+    (finding,) = [one for one in found if one.rule == "buckets reduced several times"]
+    assert "set_requires_gradient_sync(False) of fully_shard" in finding.advice
+
+
 @pytest.mark.parametrize("phase", ["optimizer", "forward"])
 def test_what_gathers_updated_parameters_does_not_queue_behind_their_gradients(phase: str) -> None:
     """As ZeRO-1 gathers in the optimizer, or Megatron-LM before the next forward: own communicators gain nothing."""
