@@ -177,6 +177,31 @@ def test_a_step_that_reduces_each_bucket_several_times(orders: list[list[int]], 
     assert all("no_sync()" in one.advice for one in found)
 
 
+def passes_that_reduce(sizes: list[int], *, updates_each: bool = False, name: str = "") -> Trace:
+    """Steps with a backward for each two of these sizes (MiB), which it reduces; ``name`` is that of the reductions."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for _ in range(max(1, len(sizes) // 2)):
+                with device.range("forward"):
+                    device.launch(1_000, 7, MS, is_collective=False)
+                with device.range("backward"):
+                    for bucket in range(2):
+                        device.launch(1_000, 7, MS, is_collective=False)
+                        device.record(1_000, 7, 1)
+                        device.wait(1_000, 20, 1)
+                        device.launch(1_000, 20, MS, is_collective=True, name=name)
+                        device.record(1_000, 20, 2 + bucket)
+                device.wait(1_000, 7, 3)
+                if updates_each:
+                    with device.range("optimizer"):
+                        device.launch(1_000, 7, MS, is_collective=False)
+            with device.range("optimizer"):
+                device.launch(1_000, 7, MS, is_collective=False)
+        device.synchronize(1_000)
+    return with_sizes(device.trace(), [size if size == UNKNOWN else size << 20 for size in sizes or [8, 4]])
+
+
 @pytest.mark.parametrize(
     ("sizes", "times", "updates_each"),
     [
@@ -197,27 +222,7 @@ def test_passes_that_reduce_the_same_sizes_reduce_each_bucket_several_times(
     Of two models that are alike, as those of a CycleGAN, each bucket was said to be reduced twice. An optimizer tells
     them from micro-batches if it is launched between the passes.
     """
-    device = Device()
-    for step in range(STEPS):
-        with device.range(f"step {step}"):
-            for _ in range(max(1, len(sizes) // 2)):
-                with device.range("forward"):
-                    device.launch(1_000, 7, MS, is_collective=False)
-                with device.range("backward"):
-                    for bucket in range(2):
-                        device.launch(1_000, 7, MS, is_collective=False)
-                        device.record(1_000, 7, 1)
-                        device.wait(1_000, 20, 1)
-                        device.launch(1_000, 20, MS, is_collective=True)
-                        device.record(1_000, 20, 2 + bucket)
-                device.wait(1_000, 7, 3)
-                if updates_each:
-                    with device.range("optimizer"):
-                        device.launch(1_000, 7, MS, is_collective=False)
-            with device.range("optimizer"):
-                device.launch(1_000, 7, MS, is_collective=False)
-        device.synchronize(1_000)
-    trace = with_sizes(device.trace(), [size if size == UNKNOWN else size << 20 for size in sizes or [8, 4]])
+    trace = passes_that_reduce(sizes, updates_each=updates_each)
     diagnosis, rule = diagnose(trace), "buckets reduced several times"
     found = [one for one in diagnosis.findings if one.rule == rule]
     assert (rule in [one.rule for one in diagnosis.abstained]) == (UNKNOWN in sizes)  # else 'no fault' was said
@@ -948,24 +953,7 @@ def test_own_communicators_gain_no_more_than_the_bound() -> None:
 
 
 def test_where_shards_are_reduced_several_times_the_advice_is_that_of_fully_shard() -> None:
-    device = Device()
-    for step in range(STEPS):
-        with device.range(f"step {step}"):
-            for _ in range(2):
-                with device.range("forward"):
-                    device.launch(1_000, 7, MS, is_collective=False)
-                with device.range("backward"):
-                    for _ in range(2):
-                        device.launch(1_000, 7, MS, is_collective=False)
-                        device.record(1_000, 7, 1)
-                        device.wait(1_000, 20, 1)
-                        device.launch(1_000, 20, MS, is_collective=True, name="ncclDevKernel_ReduceScatter_Sum_f32(x)")
-                        device.record(1_000, 20, 2)
-                device.wait(1_000, 7, 2)
-            with device.range("optimizer"):
-                device.launch(1_000, 7, MS, is_collective=False)
-        device.synchronize(1_000)
-    found = diagnose(with_sizes(device.trace(), [8 << 20, 4 << 20])).findings
+    found = diagnose(passes_that_reduce([8, 4] * 2, name="ncclDevKernel_ReduceScatter_Sum_f32(x)")).findings
     (finding,) = [one for one in found if one.rule == "buckets reduced several times"]
     assert "set_requires_gradient_sync(False) of fully_shard" in finding.advice
 
