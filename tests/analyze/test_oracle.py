@@ -109,7 +109,7 @@ def check_collectives(analysis: RunAnalysis, ranks: list[oracle.Rank]) -> None:
 
 def check_skew(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> None:
     found = measure_skew(analysis)
-    steps, each, straggler = oracle.skew_figures(ranks, apart)
+    steps, each = oracle.skew_figures(ranks, apart)
     if any(rank.reason for rank in analysis.ranks if len(rank.timings)):  # what hides is not known
         steps = [replace(one, cost_ns=None) for one in steps]
         each = [replace(one, cost_ns=None, exposed_wait_ns=None) for one in each]
@@ -134,7 +134,8 @@ def check_skew(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> N
         lag = max((lag for lag in step.lags_ns if lag is not None), default=0)
         assert step.cost_ns is None or step.cost_ns >= 0
         assert not step.cost_ns or (step.last is not None and lag > 0)
-    assert found.straggler == straggler
+    said = [(step.last, step.cost_ns or 0) for step in found.steps]
+    assert found.straggler == oracle.latest([who for who, _ in said], [cost for _, cost in said], len(found.ranks))
 
 
 def check_waterfall(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> None:

@@ -7,7 +7,7 @@ intervals, no arrays, no searches. An instant is a whole number of nanoseconds, 
 from tests.oracle.exposure import explain, is_blocking, ready_at
 from tests.oracle.ranks import Rank, ranks_of
 from tests.oracle.several_ranks import PARTS, budget
-from tests.oracle.skew import skew_figures
+from tests.oracle.skew import latest, skew_figures
 from tests.oracle.steps import length_figures, rank_figures, runs_ahead, step_figures
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "budget",
     "explain",
     "is_blocking",
+    "latest",
     "length_figures",
     "rank_figures",
     "ranks_of",

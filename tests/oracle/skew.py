@@ -37,8 +37,8 @@ class RankSkew:
     cost_ns: int | None
 
 
-def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[RankSkew], int | None]:
-    """Of each step and each rank, and the straggler; after :func:`explain`. A capture without steps has none."""
+def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[RankSkew]]:
+    """Of each step and each rank; after :func:`explain`. A capture without steps has none."""
     rows, found = match(ranks, apart)
     residual = found.residual or 0
     lags = [
@@ -90,7 +90,7 @@ def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[Ra
         )
         for i in range(len(ranks))
     ]
-    return steps if has_steps else [], each, _straggler([rank.last_steps for rank in each])
+    return steps if has_steps else [], each
 
 
 def _steps(rows: list[Row], ranks: list[Rank]) -> list[tuple[int, list[int]]]:
@@ -117,13 +117,25 @@ def _median(lags: list[Fraction | None]) -> int | None:
     return round(float(median(known))) if known else None
 
 
-def _straggler(times_last: list[int]) -> int | None:
+def latest(last: list[int | None], costs: list[int], ranks: int) -> int | None:
+    """Who is last too often in all steps, or in those that cost at least half of the costliest: the costlier of both.
+
+    ``last`` and ``costs``: who is last in each step, and what the step's last rank costs.
+    """
+    most = max(costs, default=0)
+    costly = [who for who, cost in zip(last, costs, strict=True) if most and 2 * cost >= most]
+    found = [_straggler([who.count(index) for index in range(ranks)], of) for who, of in ((last, 20), (costly, 50))]
+    total = [sum(cost for who, cost in zip(last, costs, strict=True) if who == index) for index in range(ranks)]
+    return max((one for one in found if one is not None), key=lambda one: total[one], default=None)
+
+
+def _straggler(times_last: list[int], one_in: int) -> int | None:
     """Who is last so often that in less than a run of twenty equal ranks any one would be, by all ways to be last."""
     most, trials, ranks = max(times_last, default=0), sum(times_last), len(times_last)
     if ranks < 2 or not most:
         return None
     ways = sum(comb(trials, times) * (ranks - 1) ** (trials - times) for times in range(most, trials + 1))
-    return times_last.index(most) if 20 * ranks * ways < ranks**trials else None
+    return times_last.index(most) if one_in * ranks * ways < ranks**trials else None
 
 
 def _late_at(lags: list[Fraction | None], residual: float) -> int | None:

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,9 @@ from ddp_prof.analyze.step_cost import Slowed
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, positions, select, take_or_unknown
 
 Floats = NDArray[np.float64]
+
+Step = tuple[int, int, tuple[int, ...]]
+"""The key of a step, when it begins on the common clock, and the indices of its late ranks."""
 
 MOST_STEPS = 24
 """The most steps that are replayed: this number of evenly spread steps is enough for the interval."""
@@ -125,9 +128,9 @@ class WhatIf:
         return self._gain([one.replay for one in self._ranks], choose)
 
     def without_lag(self, late: Callable[[int], tuple[int, ...]]) -> Gain:
-        """Return the gain of the other ranks if none of them waited for the ranks that are late.
+        """Return the gain of the other ranks if none of them waited for the ranks that are late: the mean over steps.
 
-        ``late`` returns their indices, given the key of a step.
+        ``late`` returns their indices, given the key of a step; steps without late ranks gain nothing.
         """
         return self._gain([one.replay for one in self._ranks], late=late)
 
@@ -135,9 +138,9 @@ class WhatIf:
         self,
         replays: Sequence[Replay | None],
         choose: Callable[[RankCollectives], Mask] | None = None,
-        late: Callable[[int], tuple[int, ...]] = lambda _: (),
+        late: Callable[[int], tuple[int, ...]] | None = None,
     ) -> Gain:
-        """Return the gain of changed replays against the recorded ones.
+        """Return the gain of changed replays against the recorded ones: of a typical step or, with ``late``, the mean.
 
         Args:
             replays: One per rank; ``None`` where times contradict the order of the calls.
@@ -159,7 +162,9 @@ class WhatIf:
         if before is None or len(changed) < len(replays):
             return unknown_gain(CALLS_OUT_OF_ORDER if len(changed) < len(replays) else CLOCKS_CONTRADICT)
         # One replay for each choice of late ranks; a late rank does not tell when the step of the others ends.
-        steps = [(key, start_ns, late(key)) for key, start_ns in self._steps(before)]
+        every = [(key, start_ns, late(key) if late else ()) for key, start_ns in self._steps(before)]
+        concerned = [step for step in every if step[2] or not late]
+        steps = _spread(concerned)
         found_after = {who: self._join(changed, choose, who) for who in dict.fromkeys(who for *_, who in steps)}
         afters = {who: after for who, after in found_after.items() if after is not None}
         if len(afters) < len(found_after):
@@ -170,16 +175,19 @@ class WhatIf:
             return unknown_gain(NO_WORK)
         # The steps are replayed with the estimated slowdown and with both ends of its interval.
         shares = (slowed.share, slowed.low, slowed.high) if slowed.share is not None else _UNKNOWN_SHARES
+        others = (len(every) - len(concerned)) / len(concerned)
         gains = {
-            share: [simulate_gain(before, afters[who], key, start_ns, share) for key, start_ns, who in steps]
+            share: _with_zeros(
+                [simulate_gain(before, afters[who], key, at_ns, share) for key, at_ns, who in steps], others
+            )
             for share in {max(0.0, one) for one in shares if one is not None}
         }
-        found = gain_of_steps(gains[max(0.0, shares[0] or 0.0)])
-        others = [median(of_share) for of_share in gains.values()]
+        found = gain_of_steps(gains[max(0.0, shares[0] or 0.0)], is_mean=late is not None)
+        of_shares = [fmean(of_share) if late else median(of_share) for of_share in gains.values()]
         ends = [end for end in (found.low_ns, found.high_ns) if end is not None]
         if not ends or found.ns is None:
             return found
-        return replace(found, low_ns=round(min(*ends, *others)), high_ns=round(max(*ends, *others)))
+        return replace(found, low_ns=round(min(*ends, *of_shares)), high_ns=round(max(*ends, *of_shares)))
 
     def _join(
         self,
@@ -219,9 +227,9 @@ class WhatIf:
         return _let_ranks_meet(replay, np.stack(columns, axis=1), late)
 
     def _steps(self, replay: Replay) -> list[tuple[int, int]]:
-        """Return the keys of the steps to replay, and when each begins on the common clock.
+        """Return the keys of the steps that communicate and whose end is in ``replay``, and their starts.
 
-        These are at most ``MOST_STEPS`` steps, evenly spread, that communicate and whose end is in ``replay``.
+        A start is when a step begins on the common clock.
         """
         # For each step: its earliest start on any rank, and whether any rank communicates in it.
         starts: dict[int, int] = {}
@@ -236,9 +244,20 @@ class WhatIf:
                     starts[key] = min(start, starts.get(key, start))
         found = sorted((key, start) for key, start in starts.items() if key in communicating and key != UNKNOWN)
         ended = set(replay.ends.step.tolist())
-        found = [one for one in found if one[0] in ended]
-        chosen = np.unique(np.linspace(0, len(found) - 1, min(len(found), MOST_STEPS)).round().astype(int)).tolist()
-        return [found[at] for at in chosen]
+        return [one for one in found if one[0] in ended]
+
+
+def _spread(steps: Sequence[Step]) -> list[Step]:
+    """Return at most ``MOST_STEPS`` of the steps, evenly spread."""
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS)).round().astype(int)).tolist()
+    return [steps[at] for at in chosen]
+
+
+def _with_zeros(gains_ns: Sequence[int], share: float) -> list[int]:
+    """Return the gains and so many zeros for each, evenly spread, for steps that gain nothing."""
+    zeros = round(share * len(gains_ns))
+    at = [(place + 0.5) / max(1, number) for number in (len(gains_ns), zeros) for place in range(number)]
+    return [gain for _, gain in sorted(zip(at, [*gains_ns, *[0] * zeros], strict=True), key=lambda one: one[0])]
 
 
 def _let_ranks_meet(replay: Replay, arrivals: Ints, late: Collection[int]) -> Replay | None:

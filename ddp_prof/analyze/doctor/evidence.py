@@ -70,7 +70,8 @@ class Finding:
         steps: Numbers of the steps that it concerns; empty if it concerns the whole run, or if steps have no numbers.
         cost_ns: Upper limit of its cost in a typical step; ``None`` if not known, for ``cost_reason``.
         expected_gain_ns: How much shorter a typical step would be without it, by a simulation, at most ``cost_ns``;
-            ``None`` if that could not be simulated, for ``gain_reason``.
+            ``None`` if that could not be simulated, for ``gain_reason``. Of late ranks, both are those of the mean
+            step: they may be late in some steps only.
         gain_low_ns, gain_high_ns: The 95 % interval of ``expected_gain_ns``; ``None`` if steps are too few for one.
         gain_reason: Why the gain, or its interval, is not known.
         argument, value: The setting to change, and its new value; ``None`` where the advice is no single setting, or

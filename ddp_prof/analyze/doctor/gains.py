@@ -91,28 +91,32 @@ def _with_model_error(gain: Gain) -> Gain:
 def _without_straggler(run: RunEvidence) -> Gain:
     """Return the gain without the lag of the straggler, or of the ranks that are late together, or in turns.
 
-    It is replayed or, where dependencies are not known, the mean over the steps in which they arrive last of what their
-    lag costs there (``run.skew``); of ranks that are late in turns, over all steps. So it is where other ranks are late
-    in almost every one of many steps: each choice of late ranks would take a replay of its own.
+    It is the mean over all steps, as they may be late in some of them only. It is replayed or, where dependencies are
+    not known, what their lag costs (``run.skew``). So it is where other ranks are late in almost every one of many
+    steps: each choice of late ranks would take a replay of its own.
     """
-    group, straggler = run.skew.group, run.skew.straggler
-    late = group.ranks if group else () if straggler is None else (straggler,)
-    in_turns = run.skew.in_turns.ranks if run.skew.in_turns else {}
-    if len(set(in_turns.values())) <= _MOST_REPLAYS:
-        gain = run.what_if.without_lag(lambda key: late or in_turns.get(key, ()))
+    group, straggler, steps = run.skew.group, run.skew.straggler, run.skew.steps
+    late: Mapping[int, tuple[int, ...]] = run.skew.in_turns.ranks if run.skew.in_turns else {}
+    if group:
+        late = dict.fromkeys(group.keys, group.ranks)
+    elif straggler is not None:
+        late = {step.step: (straggler,) for step in steps if step.last == straggler}
+    if len(set(late.values())) <= _MOST_REPLAYS:
+        gain = run.what_if.without_lag(lambda key: late.get(key, ()))
         if gain.ns is not None:
             return gain
     if not run.knows_queues:
         return unknown_gain(NO_LAUNCH)
     if group and group.costs_ns is not None:
-        return gain_of_steps(group.costs_ns, is_mean=True)
+        costs_ns = dict(zip(group.keys, group.costs_ns, strict=True))
+        return gain_of_steps([costs_ns.get(step.step, 0) for step in steps], is_mean=True)
     if run.skew.in_turns:
         return gain_of_steps(run.skew.in_turns.costs_ns, is_mean=True)
-    steps = [step for step in run.skew.steps if step.last is not None and step.last == straggler]
-    costs = [step.cost_ns for step in steps if step.cost_ns is not None]
-    if not costs or len(costs) < len(steps):
+    costs = [0 if step.last is None or step.last != straggler else step.cost_ns for step in steps]
+    known = [cost for cost in costs if cost is not None]
+    if not known or len(known) < len(costs):
         return unknown_gain(run.skew.reason or "what others expose is not known")
-    return gain_of_steps(costs, is_mean=True)
+    return gain_of_steps(known, is_mean=True)
 
 
 def _are_votes(rank: RankCollectives) -> Mask:

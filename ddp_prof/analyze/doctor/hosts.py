@@ -293,14 +293,20 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
         return None
     most = "" if run.knows_queues else "at most "
     costs = "" if cost is None else f"; that costs another rank {most}{cost / 1e6:.2f} ms in such a step"
+    per_step = None if late.mean_cost_ns is None else round(late.mean_cost_ns)
+    if per_step is not None and 2 * late.last_steps < steps:
+        costs += f", {per_step / 1e6:.2f} ms in the mean step"
     return Finding(
         "straggler",
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "
         f"{(late.lag_when_last_ns or 0) / 1e6:.2f} ms (median){costs}.",
-        "Compare its input, clocks, power limit and placement with the other ranks'.",
+        "Compare its input, clocks, power limit and placement with the other ranks'."
+        if 2 * late.last_steps >= steps
+        else "Look for what it alone does now and then: checkpoints, evaluation, logging, data loading, garbage "
+        "collection.",
         (late.name,),
         (),
-        cost,
+        per_step,
     )
 
 
@@ -356,7 +362,7 @@ def _late_group(run: RunEvidence, group: LateGroup) -> Finding | None:
         "Compare their input, clocks, power limit and placement with the other ranks': they may have a node in common.",
         names,
         (),
-        cost,
+        None if group.costs_ns is None else round(sum(group.costs_ns) / len(run.skew.steps)),
     )
 
 
