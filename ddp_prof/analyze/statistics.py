@@ -119,8 +119,8 @@ def _widen(units: int, independent: float) -> float:
     return math.sqrt(units / (independent - 1)) * student_t(int(independent) - 1) / _NORMAL_975
 
 
-_LEAST_FOR_LIKENESS = 12
-"""The least number of units whose likeness can be told from chance; fewer are taken as independent."""
+_LEAST_FOR_LIKENESS = 8
+"""The least number of units of which likeness is told; fewer are taken as independent."""
 
 
 def _count_independent(values: Numbers) -> float:

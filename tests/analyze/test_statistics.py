@@ -166,7 +166,7 @@ def steps_like_the_one_before(like: float, count: int, seed: int) -> list[float]
 
 
 @pytest.mark.parametrize("statistic", [mean_per_draw, median_per_draw])
-@pytest.mark.parametrize(("like", "count", "least"), [(0.6, 25, 84), (0.6, 100, 91), (0.9, 100, 86)])
+@pytest.mark.parametrize(("like", "count", "least"), [(0.6, 10, 80), (0.6, 25, 84), (0.6, 100, 91), (0.9, 100, 86)])
 def test_steps_that_resemble_the_one_before_tell_less(
     like: float, count: int, least: int, statistic: statistics.Statistic
 ) -> None:
@@ -179,12 +179,12 @@ def test_steps_that_resemble_the_one_before_tell_less(
         holds += abs(figure - 100) <= half
         alone += half > 1.2 * shuffled
     assert holds >= least
-    assert alone >= 85, "the same steps, in another order, are independent"
+    assert alone >= (85 if count > 10 else 50), "the same steps, in another order, are independent"
 
 
 def test_steps_that_alternate_are_no_more_than_there_are_and_few_are_independent() -> None:
     assert statistics._count_independent(np.array([1.0, 9.0] * 20)) == 40
-    assert statistics._count_independent(np.arange(11.0)) == 11
+    assert statistics._count_independent(np.arange(7.0)) == 7
     assert statistics._count_independent(np.arange(40.0)) == 3, "a drift: at least as many as an interval needs"
     assert statistics._count_independent(np.full(40, 7.0)) == 40
 
