@@ -262,7 +262,9 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
         target.unlink(missing_ok=True)
         output = job.nsys.export(report, target)
         if not target.is_file():  # the last words of its output tell why
-            raise WorkloadError(f"{report.name}: nsys export failed: {printable(' '.join(output.split()[-20:])[:300])}")
+            raise WorkloadError(
+                f"{report.name}: nsys export failed: {printable(' '.join(output.split()[-20:])[-300:])}"
+            )
 
 
 def _program_name(program: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ folder is read-only, each reading exports into a temporary folder.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -80,7 +81,7 @@ def _export(report: Path, target: Path) -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     # Tell why: the report may be of a newer release than the nsys here.
-    reason = next((line for line in lines if "error" in line.lower() or "version" in line.lower()), "")
+    reason = next((line for line in lines if re.search("error|version|disk is full", line, re.IGNORECASE)), "")
     made_by = (recording_version(report) or "0").rpartition(".")[0] or "0"
     made_by_numbers, own_numbers = ([int(part) for part in one.split(".")] for one in (made_by, nsys.version))
     if made_by_numbers > own_numbers:

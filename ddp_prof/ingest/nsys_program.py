@@ -56,7 +56,8 @@ class Nsys:
             code, output = _run([*command, str(report.absolute())], limit_s)
         except subprocess.TimeoutExpired:
             code, output = 1, f"error: not done after {limit_s} s"
-        if code:
+        # Where the disk becomes full, nsys 2022.4 returns 0, and leaves an empty file.
+        if code or (target.is_file() and not target.stat().st_size):
             target.unlink(missing_ok=True)
         return output
 

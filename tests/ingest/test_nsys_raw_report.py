@@ -106,6 +106,16 @@ def test_an_nsys_that_hangs_is_ended(report: Path, tmp_path: Path, monkeypatch: 
     assert [path.name for path in report.parent.iterdir()] == ["x.nsys-rep"]
 
 
+def test_an_nsys_that_finds_the_disk_full_leaves_nothing_and_that_is_told(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns 0 and leaves an empty file, of which 'an empty file: capture or export it again' was said."""
+    stand_in(tmp_path, monkeypatch, action=': >"$5"; echo "[tag_message] = database or disk is full"')
+    with pytest.raises(TraceError, match=r"x\.nsys-rep: nsys .* cannot export it \(.*database or disk is full\)"):
+        load_trace(report)
+    assert [path.name for path in report.parent.iterdir()] == ["x.nsys-rep"]
+
+
 def test_what_an_nsys_started_ends_with_it(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch, action=f"sleep 600 & echo $! >{tmp_path}/child; wait")
     monkeypatch.setattr(program, "EXPORT_LIMIT_S", 1)
