@@ -123,7 +123,8 @@ def capture(
             say(f"warning: {loss}", err=True)
     except DdpProfError as error:
         if code:
-            say(f"nothing to read: {error if job.traces else _why_nothing(code, folder)}", err=True)
+            knows_why = job.traces or job.nsys  # of nsys, the code may be its own
+            say(f"nothing to read: {error if knows_why else _why_nothing(code, folder)}", err=True)
             return
         raise
     if job.part:

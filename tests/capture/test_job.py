@@ -658,6 +658,20 @@ def test_a_signal_does_not_lose_what_nsys_recorded(kill: str, code: int, ours: s
     assert (tmp_path / "python.sqlite").is_file()
 
 
+def test_an_nsys_that_fails_is_not_taken_for_the_program(tmp_path: Path) -> None:
+    """'The program ended with exit code 1, and no rank wrote a trace' was said of a program that nsys never started."""
+    (nsys := tmp_path / "nsys").write_text(
+        '#!/bin/sh\ncase "$*" in --version) echo NVIDIA Nsight Systems version 2024.4.2.1;; *--help) ;; *) exit 1; esac'
+    )
+    nsys.chmod(0o755)
+    command = [DDP_PROF, "capture", "--profiler", "nsys", "-o", tmp_path / "out", "--", "sh", "-c", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NSYS": str(nsys)})
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("nothing to read: nsys wrote no report: see its output above"), done.stderr
+    assert "the program ended" not in last
+
+
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plans a job on a machine with a GPU and an nsys."""
