@@ -178,13 +178,16 @@ def check(
 
 def _find_causes(compared: Run, run: Run, runs: Sequence[Run]) -> list[str]:
     """Say what changed from the baseline to a run that fails against it; ``runs`` are all that are checked."""
-    from ddp_prof.present.tables.compare import change_texts, same_factor_text
+    from ddp_prof.present.tables.compare import change_texts, late_ranks_text, same_factor_text
 
     with progress("looking for the cause"):
-        changes = change_texts(changes_between(compared, run, runs))
-        factor = factor_between(compared, run)
-    told = [f"{run.label}, against the baseline: {same_factor_text(factor)}"] if factor else []
-    return told + [f"{run.label}, mean step against the baseline: {text}" for text in changes]
+        parts = changes_between(compared, run, runs)
+        changes, factor = change_texts(parts), factor_between(compared, run)
+        late = late_ranks_text(parts, [compared.skew(), run.skew()], ["the baseline", run.label]) if parts else ""
+    whole = [*([same_factor_text(factor)] if factor else []), *([late] if late else [])]
+    return [f"{run.label}, against the baseline: {text}" for text in whole] + [
+        f"{run.label}, mean step against the baseline: {text}" for text in changes
+    ]
 
 
 def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:

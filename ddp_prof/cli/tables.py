@@ -410,7 +410,8 @@ def _comparison_view(
 
     costs = [run.cost() for run in runs]
     factor = _same_factor(runs, parts, summaries)
-    return compare_view([run.overlap() for run in runs], summaries, changes, parts, costs, factor)
+    late = _late_ranks(runs, parts)
+    return compare_view([run.overlap() for run in runs], summaries, changes, parts, costs, factor, late)
 
 
 def _with_changes(
@@ -438,14 +439,27 @@ def _same_factor(
     return factor_between(*runs) if parts and not any(one.other_job for one in summaries) else None
 
 
+def _late_ranks(runs: Sequence[Run], parts: Sequence[PartChange]) -> str:
+    """Say which ranks are late in one of two runs of one variant, if that explains most of what changed; or empty."""
+    from ddp_prof.present.tables.compare import late_ranks_text
+
+    return late_ranks_text(parts, [run.skew() for run in runs], [run.label for run in runs]) if parts else ""
+
+
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange], summaries: Sequence[VariantSummary]) -> TableView:
     """Return the table of what changed between two runs."""
-    from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text, same_factor_text
+    from ddp_prof.present.tables.compare import (
+        HOW_TO_READ_CHANGES,
+        change_rows,
+        changed_text,
+        same_factor_text,
+    )
 
     other_job = next((f" (another job: {one.other_job})" for one in summaries if one.other_job), "")
     title = f"from {runs[0].label} to {runs[1].label}{other_job}, mean step: {changed_text(parts)}"
     factor = _same_factor(runs, parts, summaries)
-    notes = [*([same_factor_text(factor)] if factor else []), HOW_TO_READ_CHANGES]
+    late = _late_ranks(runs, parts)
+    notes = [*([same_factor_text(factor)] if factor else []), *([late] if late else []), HOW_TO_READ_CHANGES]
     return TableView(printable(title), change_rows(parts), notes, {})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
+from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -50,6 +51,7 @@ def compare_view(
     changes: Sequence[PartChange],
     costs: Sequence[RunCost],
     factor: SameFactor | None = None,
+    late: str = "",
 ) -> TableView:
     """Return the table that compares runs, a row per run; its document also has the waterfall and the changes.
 
@@ -60,6 +62,7 @@ def compare_view(
         changes: What changed between two runs of one variant; empty for other runs.
         costs: What communication costs each run.
         factor: The factor by which all kernels of the second run take longer, if there is one.
+        late: Which ranks are late in one of two runs; see :func:`late_ranks_text`.
     """
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
@@ -99,6 +102,7 @@ def compare_view(
         "waterfall": asdict(waterfall),
         "changes": [document_of(change) for change in changes],
         "same_factor": asdict(factor) if factor else None,
+        "late_ranks": late or None,
     }
     return TableView("", compare_rows(summaries, costs), notes, document)
 
@@ -264,6 +268,47 @@ def same_factor_text(found: SameFactor) -> str:
         f"the {found.kernels} kernels that take {percent(found.share)} of compute all take {found.factor:.2f} times as "
         f"long as before ({found.low:.2f} to {found.high:.2f}){where}, and run as often{why}"
     )
+
+
+def late_ranks_text(changes: Sequence[PartChange], skews: Sequence[RunSkew], names: Sequence[str]) -> str:
+    """Say which ranks are late in one of two runs, if that explains at least half of the change of the step; or empty.
+
+    What queues behind the waits for them is a longer tail, of which no collective is the cause. ``skews`` and ``names``
+    are those of both runs.
+    """
+    change_ns = next((one.change_ns for one in changes if one.part == "step" and one.is_beyond_spread), None)
+    (was_late, cost_before_ns), (is_late, cost_ns) = map(_late_ranks, skews)
+    if not change_ns or 2 * (cost_ns - cost_before_ns) / change_ns < 1:
+        return ""
+    if was_late == is_late:
+        costs = (
+            f"{milliseconds(round(cost_ns))} of the mean step in {names[1]}, {milliseconds(round(cost_before_ns))} in "
+        )
+        return f"{_arrive_last(is_late)} in both runs, which costs up to {costs}{names[0]} (ddp-prof skew)"
+    who, ns, where = (is_late, cost_ns, names[1]) if change_ns > 0 else (was_late, cost_before_ns, names[0])
+    return (
+        f"{_arrive_last(who)} in {where}: without that, its mean step would be up to {milliseconds(round(ns))} shorter "
+        "(ddp-prof skew)"
+    )
+
+
+def _late_ranks(skew: RunSkew) -> tuple[str, float]:
+    """Return the names of the ranks that are late, and what that costs the mean step, in ns; empty and 0 for none."""
+    steps = len(skew.steps)
+    if skew.reason or skew.doubt or not steps:
+        return "", 0
+    if skew.group:
+        return skew.names_of(skew.group.ranks), sum(skew.group.costs_ns or ()) / steps
+    if skew.straggler is None:
+        return "", 0
+    late = skew.ranks[skew.straggler]
+    return late.name, late.mean_cost_ns or 0
+
+
+def _arrive_last(names: str) -> str:
+    """Return a sentence's beginning: that these ranks arrive last."""
+    ending = "" if names.startswith("ranks") or "," in names else "s"
+    return f"{names[:1].upper()}{names[1:]} arrive{ending} last"
 
 
 def _signed(ns: int) -> str:

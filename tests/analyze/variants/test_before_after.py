@@ -22,6 +22,7 @@ from ddp_prof.analyze.variants.waterfall import (
 )
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.tables.compare import change_rows, change_texts, changed_text, collective_change_text
+from tests.analyze.collectives.test_lateness import job
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
@@ -348,3 +349,25 @@ def test_what_rounding_leaves_to_the_rest_is_no_change() -> None:
     assert PartChange("rest", 102, 100, 0, None).is_beyond_spread is False
     assert PartChange("wait", 102, 100, 0, None).is_beyond_spread is True
     assert PartChange("rest", 120, 100, 0, None).is_beyond_spread is True
+
+
+def test_ranks_that_are_late_in_one_run_alone_are_said_to_be(tmp_path: Path) -> None:
+    """'collective 2 starts 4.00 ms later after its launch' was said alone: it queues behind the wait for rank 2."""
+    captures = {"plain": job(0), "late": job(6), "later": job(12), "slower": job(0, transfer_ms=9)}
+    paths = {name: str(write_capture(tmp_path / f"{name}.sqlite", of)) for name, of in captures.items()}
+
+    def said(before: str, after: str) -> str | None:
+        text: str | None = json.loads(run("compare", "--format", "json", paths[before], paths[after]).stdout)[
+            "late_ranks"
+        ]
+        shown = " ".join(run("compare", paths[before], paths[after]).stdout.split())
+        assert "arrives last" not in shown if text is None else f"note: {text}" in shown
+        return text
+
+    alone = "Rank 2 arrives last in late: without that, its mean step would be up to 6.00 ms shorter (ddp-prof skew)"
+    assert said("plain", "late") == said("late", "plain") == alone
+    both = "Rank 2 arrives last in both runs, which costs up to 12.0 ms of the mean step in later, 6.00 ms in late"
+    assert said("late", "later") == f"{both} (ddp-prof skew)"
+    assert said("plain", "slower") is None
+    failed = " ".join(run("check", "--baseline", paths["plain"], paths["late"]).stdout.split())
+    assert f"note: late, against the baseline: {alone}" in failed
