@@ -47,8 +47,8 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
         patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
-        # Three reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
-        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes"):
+        # Four reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
+        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_blocks"):
             patch.setattr(recording, rule, lambda *_: False)
         yield patch
 

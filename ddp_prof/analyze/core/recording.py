@@ -17,8 +17,9 @@ may lose the calls, too, for example if its buffer keeps the last ones only. So 
 launch was recorded in it although other steps launch, or if a part of its launches seems to be lost: it launches
 nothing in a phase in which all other steps launch, or it lies beside a step without launches and has fewer than any
 other, or it has fewer than any other and work whose number lies between those of its calls and is that of none, or it
-is the first or the last one and launches much less than the others, which launch the same; or if it has
-fewer nodes of CUDA graphs than most steps that launch as much.
+is the first or the last one and launches much less than the others, which launch the same, or it lacks a block of
+what most steps launch, over which the numbers of its calls jump; or if it has fewer nodes of CUDA graphs than most
+steps that launch as much.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
 times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
@@ -29,6 +30,7 @@ stay.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -66,6 +68,9 @@ CUT_SHARE = 0.9
 LEAST_ALIKE = 3
 """Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
 incomplete."""
+
+_MOST_COMPARED = 64
+"""Largest number of steps with which one that lacks a block of launches is compared."""
 
 MICROSECOND_NS = 1000
 
@@ -225,6 +230,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_partial |= _are_cut_off(step_launches, step_collectives, step_ends)
     is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
+    is_partial |= _lack_blocks(trace, process, steps, step_launches)
     step_lost = _count(of_lost, len(steps))
     if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
         step_lost[:] = 0
@@ -382,6 +388,47 @@ def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
         nodes, times = np.unique(step_nodes[rows], return_counts=True)
         if times.max() > max(LEAST_ALIKE, len(rows) / 2):
             found[rows] = step_nodes[rows] < nodes[times.argmax()]
+    return found
+
+
+def _lack_blocks(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
+    """Return which steps lack a block of calls together with the work that these launched.
+
+    Most steps launch as much, and the step launches the same work but for a block, over which the numbers of its calls
+    jump further than anywhere in those steps. A step that launches less, such as one of fewer micro-batches, has no
+    such jump.
+    """
+    found = np.zeros(len(steps), np.bool_)
+    counts, times = np.unique(step_launches[step_launches > 0], return_counts=True)
+    if not len(counts) or times.max() <= max(LEAST_ALIKE, len(steps) / 2):
+        return found
+    usual = counts[times.argmax()]
+    asked = np.flatnonzero((step_launches > 0) & (step_launches < usual))
+    if not len(asked):
+        return found
+    activities = trace.activities
+    rows = np.flatnonzero(
+        (activities.process == process) & (trace.launching_calls != UNKNOWN) & (activities.correlation != UNKNOWN)
+    )
+    step = steps.index_at(trace.calls.start_ns[trace.launching_calls[rows]])
+    compared = np.flatnonzero(step_launches == usual)[:_MOST_COMPARED]
+    is_read = np.isin(step, np.concatenate([asked, compared]))
+    rows, step = rows[is_read], step[is_read]
+    order = np.lexsort((activities.start_ns[rows], activities.correlation[rows], step))
+    begins = np.searchsorted(step[order], np.arange(len(steps) + 1))
+    of_steps = [rows[order[begin:end]] for begin, end in pairwise(begins.tolist())]  # in the order of numbers
+    whole = [of_steps[at] for at in compared.tolist()]
+    jumps = [np.diff(activities.correlation[one]).max(initial=0) for one in whole]
+    names = activities.name_id[whole[0]]
+    for at in asked.tolist():
+        own, numbers = activities.name_id[of_steps[at]], activities.correlation[of_steps[at]]
+        lost = len(names) - len(own)
+        if lost <= 0 or len(own) < 2:
+            continue
+        behind = int(np.diff(numbers).argmax()) + 1  # the first one behind the widest jump
+        jumps_far = numbers[behind] - numbers[behind - 1] > max(lost, *jumps)
+        is_rest = np.array_equal(own, np.delete(names, np.s_[behind : behind + lost]))
+        found[at] = jumps_far and is_rest
     return found
 
 

@@ -256,6 +256,27 @@ class TestStepsThatLostTheirCallsToo:
         )
         assert steps_of(launching(trace)) == counted
 
+    @pytest.mark.parametrize(
+        ("launches", "counted"),
+        [
+            ("abc.....def.....g.i.....jkl.....mno.....", [0, 1, 3, 4]),  # h is lost, with its work
+            ("abc.....def.....gh......ijk.....lmn.....", [0, 1, 2, 3, 4]),  # it launches less
+            ("abc.....de......fg......hij.....klm.....", [0, 1, 2, 3, 4]),
+            ("abc.....dfg.....h.j.....klm.....nop.....", [0, 1, 2, 3, 4]),  # numbers of other calls jump as far
+        ],
+    )
+    def test_nor_one_that_lacks_a_block_of_launches_over_which_numbers_jump(
+        self, launches: str, counted: list[int]
+    ) -> None:
+        """Their work was lost, too: a step with two collectives less was taken for a whole one."""
+        trace = draw_trace(
+            ranges={f"step {number}": "." * 8 * number + "########" for number in range(5)},
+            launches={"main": launches},
+            streams={7: launches},
+        )
+        of_places = replace(trace.activities, name_id=trace.activities.start_ns % 8)
+        assert steps_of(launching(replace(trace, activities=of_places))) == counted
+
     def test_nor_does_what_began_in_such_a_step_though_its_launch_is_lost(self) -> None:
         """Compute beside it may be lost, so it was said to be exposed."""
         trace = draw_trace(
