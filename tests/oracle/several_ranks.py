@@ -56,6 +56,15 @@ def match(ranks: list[Rank], apart: int = 1_000_000) -> tuple[list[Row], Clocks]
     return rows, found
 
 
+def _share_operations(first: Rank, other: Rank, way: dict[int, int]) -> bool:
+    """Whether each stream of a rank has an operation in common with the stream that it is taken for."""
+
+    def of(rank: Rank, stream: int) -> set[str | None]:
+        return {e.operation for e in rank.collectives() if e.stream == stream}
+
+    return all(of(other, own) & of(first, taken) for own, taken in way.items())
+
+
 def _parts(row: Row) -> int:
     return sum(e is not None for e in row)
 
@@ -99,11 +108,8 @@ def _streams(ranks: list[Rank]) -> list[dict[int, int]]:
         if index == first or not streams:
             found.append(by_number)
             continue
-        ways = [
-            by_number,
-            {},
-            *(dict(zip(streams, one, strict=True)) for one in permutations(own[first], len(streams))),
-        ]
+        every = [dict(zip(streams, one, strict=True)) for one in permutations(own[first], len(streams))]
+        ways = [by_number, {}, *(way for way in every if _share_operations(ranks[first], ranks[index], way))]
         fits = [_fit([ranks[first], ranks[index]], [{s: s for s in own[first]} if way else {}, way]) for way in ways]
         pairs = max(count for count, _ in fits)
         able = [place for place, (count, _) in enumerate(fits) if 2 * count >= pairs]

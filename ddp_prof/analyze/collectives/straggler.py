@@ -319,6 +319,8 @@ class RunSkew(FrameResult):
         in_turns: The ranks that are late in each step if there is no straggler and no group; ``None`` if there is, if
             their cost is not known, or if some of them may have received late. Also on a CPU, where ranks take each
             other's time, so that one of them is always late.
+        costs_ns: For each step, the largest time that another rank would gain if the straggler, or none of the group,
+            were late; ``None`` if there are none of these, or it is not known.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -331,6 +333,7 @@ class RunSkew(FrameResult):
     group: LateGroup | None = None
     doubt: str | None = None
     in_turns: LateInTurns | None = None
+    costs_ns: tuple[int, ...] | None = None
 
     def to_frame(self) -> DataFrame:
         """Return a table with one row per rank."""
@@ -385,6 +388,10 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     ranks = tuple(RankSkew(**measure_fields(RankSkew, of_rank)) for of_rank in arrivals)
     straggler, group = _latest(ranks, steps), _measure_group(run, compared, waits_ns is not None)
     late = group.ranks if group else () if straggler is None else (straggler,)
+    costs_ns = None
+    if late and waits_ns is not None:
+        without = np.isin(np.arange(len(run.ranks)), late)[None, :] & np.ones((len(steps), 1), np.bool_)
+        costs_ns = tuple(_costs_of_steps(run, compared.rows, without).tolist())
     return RunSkew(
         ranks=ranks,
         steps=steps,
@@ -396,6 +403,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         group=group,
         doubt=MAY_HAVE_RECEIVED_LATE if any(_may_have_received_late(run, compared, index) for index in late) else None,
         in_turns=None if late or waits_ns is None or run.device == "cpu" else _measure_turns(run, compared),
+        costs_ns=costs_ns,
     )
 
 

@@ -127,18 +127,21 @@ class WhatIf:
         """
         return self._gain([one.replay for one in self._ranks], choose)
 
-    def without_lag(self, late: Callable[[int], tuple[int, ...]]) -> Gain:
+    def without_lag(self, late: Callable[[int], tuple[int, ...]], surely: Collection[int] = ()) -> Gain:
         """Return the gain of the other ranks if none of them waited for the ranks that are late: the mean over steps.
 
-        ``late`` returns their indices, given the key of a step; steps without late ranks gain nothing.
+        ``late`` returns their indices, given the key of a step; steps without late ranks gain nothing. ``surely`` are
+        the keys of the steps in which they surely are late: of these, and of the others, as many are replayed as is
+        their share.
         """
-        return self._gain([one.replay for one in self._ranks], late=late)
+        return self._gain([one.replay for one in self._ranks], late=late, surely=surely)
 
     def _gain(
         self,
         replays: Sequence[Replay | None],
         choose: Callable[[RankCollectives], Mask] | None = None,
         late: Callable[[int], tuple[int, ...]] | None = None,
+        surely: Collection[int] = (),
     ) -> Gain:
         """Return the gain of changed replays against the recorded ones: of a typical step or, with ``late``, the mean.
 
@@ -146,6 +149,7 @@ class WhatIf:
             replays: One per rank; ``None`` where times contradict the order of the calls.
             choose: See :meth:`without_collectives`.
             late: See :meth:`without_lag`.
+            surely: See :meth:`without_lag`.
         """
         if self.reason:
             return unknown_gain(self.reason)
@@ -164,7 +168,7 @@ class WhatIf:
         # One replay for each choice of late ranks; a late rank does not tell when the step of the others ends.
         every = [(key, start_ns, late(key) if late else ()) for key, start_ns in self._steps(before)]
         concerned = [step for step in every if step[2] or not late]
-        steps = _spread(concerned)
+        steps = _spread(concerned, surely)
         found_after = {who: self._join(changed, choose, who) for who in dict.fromkeys(who for *_, who in steps)}
         afters = {who: after for who, after in found_after.items() if after is not None}
         if len(afters) < len(found_after):
@@ -247,10 +251,14 @@ class WhatIf:
         return [one for one in found if one[0] in ended]
 
 
-def _spread(steps: Sequence[Step]) -> list[Step]:
-    """Return at most ``MOST_STEPS`` of the steps, evenly spread."""
-    chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS)).round().astype(int)).tolist()
-    return [steps[at] for at in chosen]
+def _spread(steps: Sequence[Step], surely: Collection[int]) -> list[Step]:
+    """Return at most ``MOST_STEPS`` steps, evenly spread over those whose key is in ``surely``, and over the others."""
+    kinds = [[step for step in steps if (step[0] in surely) == is_in] for is_in in (True, False)]
+    chosen = list[Step]()
+    for kind in filter(None, kinds):
+        number = min(len(kind), max(1, round(MOST_STEPS * len(kind) / len(steps))))
+        chosen += [kind[at] for at in np.unique(np.linspace(0, len(kind) - 1, number).round().astype(int)).tolist()]
+    return sorted(chosen)
 
 
 def _with_zeros(gains_ns: Sequence[int], share: float) -> list[int]:

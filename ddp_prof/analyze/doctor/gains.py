@@ -6,7 +6,7 @@ The finding itself has an upper limit of that; see ``Finding.cost_ns``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -95,28 +95,25 @@ def _without_straggler(run: RunEvidence) -> Gain:
     not known, what their lag costs (``run.skew``). So it is where other ranks are late in almost every one of many
     steps: each choice of late ranks would take a replay of its own.
     """
-    group, straggler, steps = run.skew.group, run.skew.straggler, run.skew.steps
-    late: Mapping[int, tuple[int, ...]] = run.skew.in_turns.ranks if run.skew.in_turns else {}
-    if group:
-        late = dict.fromkeys(group.keys, group.ranks)
-    elif straggler is not None:
-        late = {step.step: (straggler,) for step in steps if step.last == straggler}
+    skew = run.skew
+    late: Mapping[int, tuple[int, ...]] = skew.in_turns.ranks if skew.in_turns else {}
+    surely: Collection[int] = ()
+    if skew.group or skew.straggler is not None:
+        ranks = skew.group.ranks if skew.group else (skew.straggler or 0,)
+        late = {step.step: ranks for step in skew.steps}
+        last = [step.step for step in skew.steps if step.last == skew.straggler]
+        surely = {*(skew.group.keys if skew.group else last)}
     if len(set(late.values())) <= _MOST_REPLAYS:
-        gain = run.what_if.without_lag(lambda key: late.get(key, ()))
+        gain = run.what_if.without_lag(lambda key: late.get(key, ()), surely)
         if gain.ns is not None:
             return gain
     if not run.knows_queues:
         return unknown_gain(NO_LAUNCH)
-    if group and group.costs_ns is not None:
-        costs_ns = dict(zip(group.keys, group.costs_ns, strict=True))
-        return gain_of_steps([costs_ns.get(step.step, 0) for step in steps], is_mean=True)
-    if run.skew.in_turns:
-        return gain_of_steps(run.skew.in_turns.costs_ns, is_mean=True)
-    costs = [0 if step.last is None or step.last != straggler else step.cost_ns for step in steps]
-    known = [cost for cost in costs if cost is not None]
-    if not known or len(known) < len(costs):
-        return unknown_gain(run.skew.reason or "what others expose is not known")
-    return gain_of_steps(known, is_mean=True)
+    if skew.in_turns:
+        return gain_of_steps(skew.in_turns.costs_ns, is_mean=True)
+    if skew.costs_ns is None:
+        return unknown_gain(skew.reason or "what others expose is not known")
+    return gain_of_steps(skew.costs_ns, is_mean=True)
 
 
 def _are_votes(rank: RankCollectives) -> Mask:

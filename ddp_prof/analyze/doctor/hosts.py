@@ -293,7 +293,7 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
         return None
     most = "" if run.knows_queues else "at most "
     costs = "" if cost is None else f"; that costs another rank {most}{cost / 1e6:.2f} ms in such a step"
-    per_step = None if late.mean_cost_ns is None else round(late.mean_cost_ns)
+    per_step = None if run.skew.costs_ns is None else round(sum(run.skew.costs_ns) / steps)
     if per_step is not None and 2 * late.last_steps < steps:
         costs += f", {per_step / 1e6:.2f} ms in the mean step"
     return Finding(
@@ -362,7 +362,7 @@ def _late_group(run: RunEvidence, group: LateGroup) -> Finding | None:
         "Compare their input, clocks, power limit and placement with the other ranks': they may have a node in common.",
         names,
         (),
-        None if group.costs_ns is None else round(sum(group.costs_ns) / len(run.skew.steps)),
+        None if run.skew.costs_ns is None else round(sum(run.skew.costs_ns) / len(run.skew.steps)),
     )
 
 

@@ -294,15 +294,10 @@ def late_ranks_text(changes: Sequence[PartChange], skews: Sequence[RunSkew], nam
 
 def _late_ranks(skew: RunSkew) -> tuple[str, float]:
     """Return the names of the ranks that are late, and what that costs the mean step, in ns; empty and 0 for none."""
-    steps = len(skew.steps)
-    if skew.reason or skew.doubt or not steps:
+    ranks = skew.group.ranks if skew.group else () if skew.straggler is None else (skew.straggler,)
+    if skew.reason or skew.doubt or not ranks or not skew.costs_ns:
         return "", 0
-    if skew.group:
-        return skew.names_of(skew.group.ranks), sum(skew.group.costs_ns or ()) / steps
-    if skew.straggler is None:
-        return "", 0
-    late = skew.ranks[skew.straggler]
-    return late.name, late.mean_cost_ns or 0
+    return skew.names_of(ranks), sum(skew.costs_ns) / len(skew.costs_ns)
 
 
 def _arrive_last(names: str) -> str:
