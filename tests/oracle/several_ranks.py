@@ -188,13 +188,15 @@ def clocks(ranks: list[Rank], rows: list[Row]) -> Clocks:
     """By the median difference of matched ends, a single one where no UTC is known; the 95th percentile remains.
 
     First of the files that share two collectives with the first, then of those that share two with any of these. The
-    residual is not known where a file has nothing in common with these, or one collective and no UTC.
+    residual is not known where a file has nothing in common with these, or one collective and no UTC. A file without
+    collectives comes last, and does not count.
     """
-    files = {rank.file: rank.epoch for rank in ranks}
+    counts = {rank.file for rank in ranks if rank.collectives()}
+    files = {rank.file: rank.epoch for rank in sorted(ranks, key=lambda rank: rank.file not in counts)}
     first = next(iter(files))
     has_utc = None not in files.values()
     base = {file: files[file] - files[first] if has_utc else 0 for file in files}
-    beyond, rest, is_known = {first: 0}, [], True
+    beyond, rest, is_known = {first: 0}, [], len(counts) > 1 or len(files) == 1
     common = [_end(row, ranks, first) for row in rows]
     while left := [file for file in files if file not in beyond]:
         of_file = {
@@ -208,7 +210,7 @@ def clocks(ranks: list[Rank], rows: list[Row]) -> Clocks:
         now = [file for file in left if len(of_file[file]) > 1] or left
         for file in now:
             differences = of_file[file]
-            is_known &= len(differences) > 1 or (len(differences) == 1 and has_utc)
+            is_known &= len(differences) > 1 or (len(differences) == 1 and has_utc) or file not in counts
             is_fitted = len(differences) > 1 or (len(differences) == 1 and not has_utc)
             beyond[file] = round(float(median(differences))) if is_fitted else 0
             rest += [abs(difference - beyond[file]) for difference in differences]
