@@ -257,7 +257,7 @@ def _size_axis(results: TestbedResults) -> dict[str, Any]:
 
 
 def _error(summaries: Sequence[SettingSummary], color: str) -> dict[str, Any]:
-    """Return Plotly's error bars: half of the interval of each step time, in milliseconds."""
+    """Return Plotly's error bars: how far the interval of each step time reaches from it, in milliseconds."""
     halves = [half_ms(summary.step_ns) or 0.0 for summary in summaries]
     return {"type": "data", "array": halves, "color": color, "thickness": 1.3, "width": 4}
 

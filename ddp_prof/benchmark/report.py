@@ -35,8 +35,8 @@ HOW_TO_READ = (
     "over naive in the same repeat, geometric mean over repeats"
 )
 SPREAD = (
-    "±: half of the 95 % interval, by bootstrap over runs, widened as they are few; that of a speedup is by Student's "
-    f"t over repeats; {EACH_ALONE}. "
+    "±: how far the 95 % interval reaches from the figure, by bootstrap over runs, widened as they are few; that of a "
+    f"speedup: half of the interval by Student's t over repeats; {EACH_ALONE}. "
     "The sentences below compare pairs of runs of one repeat, so they can show smaller differences than ±"
 )
 NO_SPREAD = f"no ±: fewer than {LEAST_STEPS} runs of a setting"

@@ -106,7 +106,7 @@ def _draw_results(results: TestbedResults, workload: tuple[int, int]) -> Chart:
 
 
 def _point(one: SettingSummary, model: BucketModel | None) -> SizePoint:
-    """Return what the figure shows of a setting: step, tail, predicted tail and half of the step's interval, in ms."""
+    """Return what the figure shows of a setting: step, how far its interval reaches, tail and predicted tail, in ms."""
     mb = one.setting.swept_mb or 0.0
     expected = model.expected_ns(mb, one.setting.workload) if model else None
     tail = one.trace.tail_ns if one.trace else None

@@ -18,7 +18,7 @@ class SizePoint(NamedTuple):
         mb: Size of the buckets in MiB.
         step_ms, tail_ms: Length of the step, and of its tail.
         expected_ms: The tail that a model expects.
-        step_half_ms: Half of the 95 % interval of the step.
+        step_half_ms: How far the 95 % interval of the step reaches from it.
     """
 
     mb: float
