@@ -344,8 +344,8 @@ def _tail_advice(cause: RootCause) -> str:
         return f"With so few bytes it is {latency}, which smaller buckets would not shorten."
     if cause.is_last_bucket and cause.follows_another:
         return (
-            "Its stream is busy with earlier ones until it starts: smaller buckets would help only as far as the "
-            f"first one starts earlier, fewer bytes or a faster link would help{if_transfer}."
+            "Its stream is busy with earlier collectives until it starts: smaller buckets would help only as far as "
+            f"the first bucket starts earlier; fewer bytes or a faster link would help{if_transfer}."
         )
     if cause.is_last_bucket:
         size_text = f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""

@@ -69,7 +69,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
             "would shorten it: with DistributedDataParallel, bucket_cap_mb=48 divides it unless one parameter is most",
         ),
         ({"parameters": (), "operation": "reduce_scatter"}, "A smaller last bucket would shorten it."),
-        ({"follows_another": True}, "smaller buckets would help only as far as the first one starts earlier, fewer"),
+        ({"follows_another": True}, "smaller buckets would help only as far as the first bucket starts earlier; fewer"),
         ({"is_last": False, "bucket": 3}, "bucket 3 (of 0 to 7, 61 MiB, embedding, norm) starts"),
         # Of several models with a bucket each.
         ({"is_last": False, "bucket": 0, "last_bucket": 0}, "bucket 0 (61 MiB, embedding, norm) starts"),

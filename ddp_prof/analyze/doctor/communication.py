@@ -254,15 +254,16 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     usual = median_or_zero(times[chosen])
     spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
     ranks, steps = run.where(repeated)
-    spared = "no_sync() around forward and backward of all micro-batches but the last"
+    spared = "no_sync()"
     if repeated.are_sharded:
-        spared = f"set_requires_gradient_sync(False) of fully_shard, or {spared} with FullyShardedDataParallel,"
+        spared = "set_requires_gradient_sync(False) of fully_shard, or no_sync() of FullyShardedDataParallel,"
     by_size = ", if its passes of backward, which reduce the same sizes, are of one model"
     return Finding(
         "buckets reduced several times",
         f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}"
         f"{by_size if UNKNOWN in repeated.bucket else ''}.",
-        f"If the step accumulates gradients, {spared} leaves the other reductions out.",
+        f"If the step accumulates gradients, {spared} around forward and backward of all micro-batches but the last "
+        "leaves the other reductions out.",
         ranks,
         steps,
         None if run.collectives.reason else run.cost_ns(spared_ns.tolist()),

@@ -287,8 +287,8 @@ def late_ranks_text(changes: Sequence[PartChange], skews: Sequence[RunSkew], nam
         return f"{_arrive_last(is_late)} in both runs, which costs up to {costs}{names[0]} (ddp-prof skew)"
     who, ns, where = (is_late, cost_ns, names[1]) if change_ns > 0 else (was_late, cost_before_ns, names[0])
     return (
-        f"{_arrive_last(who)} in {where}: without that, its mean step would be up to {milliseconds(round(ns))} shorter "
-        "(ddp-prof skew)"
+        f"{_arrive_last(who)} in {where}, whose mean step would be up to {milliseconds(round(ns))} shorter without "
+        "that (ddp-prof skew)"
     )
 
 
