@@ -141,8 +141,8 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
             reason="the compared kernels ran as long outside of communication as all their work takes alone"
         )
     slowdown = max(1.0, float(runs.beside_ns[compared].sum() / done_ns[compared].sum()))
-    error_ns = _error_of_comparison(group, runs, compared, slowdown)
-    estimate = _estimate(runs, compared, done_ns, error_ns, sum(of_rank.steps for of_rank in ranks))
+    errors_ns = _error_of_comparison(group, runs, compared, slowdown)
+    estimate = _estimate(runs, compared, done_ns, errors_ns, sum(of_rank.steps for of_rank in ranks))
     return replace(estimate, kernels=kernels)
 
 
@@ -209,14 +209,16 @@ def _join(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns]) -> _Exec
     )
 
 
-def _estimate(runs: _Executions, compared: Mask, done_ns: Floats, error_ns: float, steps_of_ranks: int) -> Contention:
+def _estimate(
+    runs: _Executions, compared: Mask, done_ns: Floats, errors_ns: tuple[float, float], steps_of_ranks: int
+) -> Contention:
     """Return the figures of a run, without the number of its ``kernels``.
 
     Args:
         runs: The executions.
         compared: Whether each of them is compared.
         done_ns: How long the work that a compared execution did beside communication takes alone.
-        error_ns: See :func:`_error_of_comparison`.
+        errors_ns: See :func:`_error_of_comparison`.
         steps_of_ranks: Number of measured steps, summed over the ranks of the run.
     """
     # By step and kind of kernels: the compared time beside communication, what it takes alone, and all such time.
@@ -239,10 +241,11 @@ def _estimate(runs: _Executions, compared: Mask, done_ns: Floats, error_ns: floa
     if len(communicating) < LEAST_STEPS <= len(sums):
         intervals = [(float(figure(total)),) * 2 for figure in figures]
     of_slowdown, *of_slowed = intervals
-    doubt_of_alone = error_ns / took_of_kind.sum()
-    slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [of_slowdown])
+    doubt_of_alone, above_median = (error_ns / took_of_kind.sum() for error_ns in errors_ns)
+    slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [of_slowdown], -slowdown * above_median)
     doubt_of_rest = _doubt_of_rest(runs.key, compared, all_ns, done_ns)
-    slowed_interval = _widest(slowed, math.hypot(doubt_of_alone / slowdown, doubt_of_rest), of_slowed)
+    doubt_of_slowed = math.hypot(doubt_of_alone / slowdown, doubt_of_rest)
+    slowed_interval = _widest(slowed, doubt_of_slowed, of_slowed, -above_median / slowdown)
     beside_of_step_ns = float(all_of_kind.sum()) / steps_of_ranks
     return Contention(
         runs=int(compared.sum()),
@@ -259,16 +262,20 @@ def _estimate(runs: _Executions, compared: Mask, done_ns: Floats, error_ns: floa
     )
 
 
-def _widest(figure: float, doubt: float, intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+def _widest(
+    figure: float, doubt: float, intervals: Iterable[tuple[float, float] | None], bias: float
+) -> tuple[float, float] | None:
     """Return an interval that contains all intervals of a figure, widened by an independent doubt (half a width).
 
-    ``None`` if all intervals are ``None``.
+    The true value may also lie by ``bias`` from the figure, to one side. ``None`` if all intervals are ``None``.
     """
     known = [interval for interval in intervals if interval is not None]
     if not known:
         return None
     low, high = min(low for low, _ in known), max(high for _, high in known)
-    return figure - math.hypot(figure - low, doubt), figure + math.hypot(high - figure, doubt)
+    return figure - math.hypot(figure - low, doubt) + min(0.0, bias), (
+        figure + math.hypot(high - figure, doubt) + max(0.0, bias)
+    )
 
 
 def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) -> float:
@@ -334,14 +341,14 @@ def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats | Ints, done_
     return found
 
 
-def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdown: float) -> float:
-    """Return half of the 95 % interval of the sum of the medians with which executions are compared, in ns.
+def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdown: float) -> tuple[float, float]:
+    """Return the error of the sum of the medians with which executions are compared: half of its 95 % interval, in ns.
 
     The standard error of the median of ``n`` normal values is 1.25 standard deviations, divided by the root of ``n``.
     Executions may scatter each by itself, or all of a step together, as at changing clocks; the larger error counts.
     How they scatter is known from those alone and, as those may be of a single step, from those beside communication.
     If some executions take much longer than most, the mean of those alone, with which the sum of those beside should
-    be compared, is above their median; the difference is added.
+    be compared, is above their median. The second element is the sum of these differences, negative if below.
 
     Steps that communicate scatter as well; by how much, a bootstrap tells. It cannot of fewer than
     :data:`LEAST_STEPS`; then their executions count here, too.
@@ -388,8 +395,8 @@ def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdow
     # How far the means of those alone are above their medians.
     medians, _ = _medians_by_key(group, runs.duration_ns, runs.is_alone)
     means = np.bincount(of[alone], weights=took[alone], minlength=groups) / np.maximum(1, count)
-    above = abs(float((used * (means - medians))[count > 0].sum()))
-    return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together)) + above
+    above = float((used * (means - medians))[count > 0].sum())
+    return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together)), above
 
 
 def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:
