@@ -440,7 +440,7 @@ def _same_factor(
 
 
 def _late_ranks(runs: Sequence[Run], parts: Sequence[PartChange]) -> str:
-    """Say which ranks are late in one of two runs of one variant, if that explains most of what changed; or empty."""
+    """Say which ranks are late in one of two runs of one variant, if that explains half of what changed; or empty."""
     from ddp_prof.present.tables.compare import late_ranks_text
 
     return late_ranks_text(parts, [run.skew() for run in runs], [run.label for run in runs]) if parts else ""
