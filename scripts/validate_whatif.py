@@ -26,7 +26,7 @@ import numpy as np
 from ddp_prof.analyze.step_cost import Slowed
 from ddp_prof.analyze.what_if.captured import Captured
 from ddp_prof.analyze.what_if.link import LinkFit, fit_link
-from ddp_prof.analyze.what_if.prediction import Predictor
+from ddp_prof.analyze.what_if.prediction import MOST_OFF, Predictor
 from ddp_prof.analyze.what_if.questions import BUCKET_SIZE, Question
 from ddp_prof.analyze.what_if.rules import fill_until_reached
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
@@ -237,6 +237,9 @@ def validate(link: str, rounds: int, steps: int) -> list[str]:
             refused += 1
             continue
         off.append(predictor.off)
+        if predictor.off > MOST_OFF:  # the command predicts nothing from such a capture
+            refused += 1
+            continue
         predicted = {}
         for other in SETTINGS_MB:
             answer = predictor.answer(Question(BUCKET_SIZE, other), len(ranks))
