@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import pytest
 
 from ddp_prof.analyze.collectives.collective import Collective, Consumer
-from ddp_prof.analyze.collectives.straggler import RankSkew, StepSkew
+from ddp_prof.analyze.collectives.skew import RankSkew, StepSkew
 from ddp_prof.analyze.critical.critical_path import StepPath
 from ddp_prof.analyze.inventory import ProcessInventory
 from ddp_prof.analyze.kernels.kernel_times import KernelTime
@@ -112,7 +112,7 @@ OF_KERNEL = Addition(
     trace="traces/h200/nccl/flat.sqlite",
 )
 OF_SKEW = Addition(
-    place="ddp_prof/analyze/collectives/straggler.py",
+    place="ddp_prof/analyze/collectives/skew.py",
     before="    worst_lag_ns: int | None = column(",
     lines="""\
     half_ns: int | None = column(

@@ -15,7 +15,8 @@ from ddp_prof.analyze.collectives.exposed_time import TAIL, TRANSFER
 from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
-from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
+from ddp_prof.analyze.collectives.skew import RunSkew
+from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.collectives.timing import (
     BACK_TO_BACK_NS,
     FEW_BYTES,

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants

@@ -174,7 +174,7 @@ def describing() -> frozenset[str]:
 def _declared(*, rare: bool) -> list[ResultColumn]:
     """Return the columns that results declare; ``rare`` as in :func:`catalogue`."""
     from ddp_prof.analyze.collectives.collective import Collective  # these need numpy, which --help does without
-    from ddp_prof.analyze.collectives.straggler import RankSkew
+    from ddp_prof.analyze.collectives.skew import RankSkew
     from ddp_prof.analyze.kernels.kernel_times import KernelTime
     from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepOverlap

@@ -8,7 +8,7 @@ from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import count_noun, milliseconds
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.straggler import LateGroup, RankSkew, RunSkew
+    from ddp_prof.analyze.collectives.skew import LateGroup, RankSkew, RunSkew
 
 
 def skew_headline(skew: RunSkew) -> Headline:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.collectives.skew import RunSkew
     from ddp_prof.analyze.cost import RunCost
     from ddp_prof.analyze.critical.critical_path import RankWork, RunCritical
     from ddp_prof.analyze.doctor import Diagnosis

@@ -136,7 +136,7 @@ def figures_of(kind: str) -> str:
             ``path`` of a step, ``process``, ``parts`` of a step, or ``change`` of a part.
     """
     from ddp_prof.analyze.collectives.collective import Collective
-    from ddp_prof.analyze.collectives.straggler import RankSkew
+    from ddp_prof.analyze.collectives.skew import RankSkew
     from ddp_prof.analyze.critical.critical_path import StepPath
     from ddp_prof.analyze.inventory import ProcessInventory
     from ddp_prof.analyze.kernels.kernel_times import KernelTime

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_prof.analyze.collectives.results import RunBlocking
 from ddp_prof.analyze.collectives.run_analysis import Alignment
-from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
+from ddp_prof.analyze.collectives.skew import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short, root_cause_headline

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, REDUCTIONS, SHARDING, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.straggler import LateGroup
+from ddp_prof.analyze.collectives.skew import LateGroup
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import bootstrap_interval

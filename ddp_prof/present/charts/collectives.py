@@ -12,8 +12,8 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, WHYS
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
-from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, UNSEEN, Chart, axis, make_chart
 from ddp_prof.present.headlines import Headline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
-from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap

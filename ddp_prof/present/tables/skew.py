@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.straggler import LateGroup, RankSkew, RunSkew
+from ddp_prof.analyze.collectives.skew import LateGroup, RankSkew, RunSkew
 from ddp_prof.columns import Row, document_of, table_columns, table_row
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.skew_headlines import skew_headline

@@ -13,8 +13,9 @@ import pytest
 
 from ddp_prof import load_runs
 from ddp_prof.analyze import doctor
+from ddp_prof.analyze.collectives.arrivals import _nearly_as_late
+from ddp_prof.analyze.collectives.late_by_chance import find_late_together
 from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
-from ddp_prof.analyze.collectives.straggler import _late_together, _nearly_as_late
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.present.skew_headlines import skew_headline
@@ -195,14 +196,14 @@ def late_in_steps(*of_steps: Collection[int], ranks: int = 8) -> Any:
 
 def test_ranks_are_late_together_only_beyond_chance() -> None:
     node = late_in_steps(*[range(4, 8)] * 4)
-    assert _late_together(node) == (4, 5, 6, 7)
-    assert _late_together(node[:1]) == (), "one step shows no habit"
-    assert _late_together(late_in_steps(*[(3,)] * 9)) == (), "one rank is no group"
-    assert _late_together(late_in_steps(*[range(5)] * 9)) == (), "lags are told from the median: most are no group"
-    assert _late_together(late_in_steps((0, 1), (2, 3), (4, 5), (6, 7), (1, 2), (3, 4))) == ()
-    assert _late_together(late_in_steps(*[()] * 9)) == ()
+    assert find_late_together(node) == (4, 5, 6, 7)
+    assert find_late_together(node[:1]) == (), "one step shows no habit"
+    assert find_late_together(late_in_steps(*[(3,)] * 9)) == (), "one rank is no group"
+    assert find_late_together(late_in_steps(*[range(5)] * 9)) == (), "lags are told from the median: most are no group"
+    assert find_late_together(late_in_steps((0, 1), (2, 3), (4, 5), (6, 7), (1, 2), (3, 4))) == ()
+    assert find_late_together(late_in_steps(*[()] * 9)) == ()
     partly = late_in_steps((4, 5), (4, 5, 6), (5,), (4, 5), (4, 5), ())
-    assert _late_together(partly) == (4, 5), "who is late with them now and then does not belong to them"
+    assert find_late_together(partly) == (4, 5), "who is late with them now and then does not belong to them"
 
 
 def test_who_is_late_because_it_waited_is_not_late_together_with_whom_it_waited_for() -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from ddp_prof import load_runs
+from ddp_prof.analyze.collectives.late_by_chance import find_straggler
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, align_clocks
 from ddp_prof.analyze.collectives.step_view import view_step
-from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
+from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
@@ -152,7 +153,7 @@ def test_the_late_rank_is_named(files: list[Path]) -> None:
     ],
 )  # fmt: skip
 def test_a_rank_is_a_straggler_only_beyond_chance(times_last: list[int], straggler: int | None) -> None:
-    assert _straggler(times_last) == straggler
+    assert find_straggler(times_last) == straggler
 
 
 def test_steps_without_a_late_rank_are_no_trials() -> None:

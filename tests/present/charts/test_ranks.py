@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.ranks import MOST_RANKS, draw_ranks, rank_bars
