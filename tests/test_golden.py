@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 
 from tests.command_line import each_read_once
-from tests.golden import DOCUMENTS, FOLDER, ROOT, document
+from tests.golden import DOCUMENTS, FOLDER, ROOT, document, rounded
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,9 +19,4 @@ def _of_one_reading() -> Iterator[None]:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_document_is_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert _rounded(document(DOCUMENTS[name])) == _rounded((FOLDER / name).read_text(encoding="utf-8"))
-
-
-def _rounded(text: str) -> str:
-    """Without the last digits of fractions, which differ between processors."""
-    return re.sub(r"\d+\.\d+", lambda number: f"{float(number.group()):.12g}", text)
+    assert rounded(document(DOCUMENTS[name])) == rounded((FOLDER / name).read_text(encoding="utf-8"))

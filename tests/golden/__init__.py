@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -36,3 +37,8 @@ def document(arguments: list[str]) -> str:
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def rounded(text: str) -> str:
+    """Without the last digits of fractions, which differ between processors."""
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number.group()):.12g}", text)
