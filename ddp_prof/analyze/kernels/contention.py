@@ -18,22 +18,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddp_prof.analyze.kernels.kernel_times import (
     COMMUNICATION,
     UNNAMED,
+    Floats,
     KernelRuns,
     is_mostly_overlapped,
     kind_of_compute,
+    medians_by_key,
     merge_keys,
 )
 from ddp_prof.analyze.statistics import LEAST_STEPS, Numbers, intervals_of_sums, student_t
 from ddp_prof.growing_column import in_order
 from ddp_prof.table import concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Ints, Mask, distinct, distinct_rows
-
-Floats = NDArray[np.float64]
 
 LEAST_KERNELS = 5
 """Smallest number of different kernels (name and position in the step) that must be compared for a figure."""
@@ -122,7 +121,7 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
 
     # Each execution is compared with the median of those in its group that ran alone.
     group = _by_work(runs, runs.is_alone)
-    alone_ns, has_alone = _medians_by_key(group, runs.duration_ns, runs.is_alone)
+    alone_ns, has_alone = medians_by_key(group, runs.duration_ns, runs.is_alone)
     compared = runs.own & (runs.beside_ns > 0) & has_alone[group]
     kernels = len(np.unique(runs.key[compared & is_mostly_beside]))
     if kernels < LEAST_KERNELS:
@@ -393,7 +392,7 @@ def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdow
     known = whole > 0
     together = float((share**2).sum() * (differ[known] ** 2).sum() / max(1.0, (whole[known] ** 2).sum()))
     # How far the means of those alone are above their medians.
-    medians, _ = _medians_by_key(group, runs.duration_ns, runs.is_alone)
+    medians, _ = medians_by_key(group, runs.duration_ns, runs.is_alone)
     means = np.bincount(of[alone], weights=took[alone], minlength=groups) / np.maximum(1, count)
     above = float((used * (means - medians))[count > 0].sum())
     return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together)), above
@@ -479,7 +478,7 @@ def _same_work(runs: _Executions, sampled: Mask) -> Ints:
     ordered = rank[order]
     for one in distinct(rank[runs.own]):
         of_rank = order[slice(*np.searchsorted(ordered, (one, one + 1)))]
-        ns, has = _medians_by_key(key[of_rank], runs.duration_ns[of_rank], chosen[of_rank], keys)
+        ns, has = medians_by_key(key[of_rank], runs.duration_ns[of_rank], chosen[of_rank], keys)
         # Compare the rank with the first rank of each kind of work; if it fits none, it is the first of another kind.
         for other, (other_ns, other_has) in first.items():
             both = has & other_has
@@ -504,7 +503,7 @@ def _other_difference(runs: _Executions, is_mostly_beside: Mask) -> str | None:
     in_communicating = np.isin(step, np.unique(step[is_mostly_beside]))
     sampled = runs.is_alone & ~in_communicating
     group = _by_work(runs, sampled)
-    alone_ns, has_alone = _medians_by_key(group, runs.duration_ns, sampled)
+    alone_ns, has_alone = medians_by_key(group, runs.duration_ns, sampled)
     control = runs.own & in_communicating & runs.is_alone & has_alone[group]
     if len(np.unique(runs.key[control])) < LEAST_KERNELS:
         return None
@@ -518,34 +517,6 @@ def _other_difference(runs: _Executions, is_mostly_beside: Mask) -> str | None:
         f"kernels without communication beside them also take {slowdown:.2f} times as long in the "
         "steps that communicate: the steps differ otherwise, so contention cannot be measured"
     )
-
-
-def _medians_by_key(key: Ints, values: Ints, rows: Mask, keys: int | None = None) -> tuple[Floats, Mask]:
-    """Return the median of the chosen values of each key, and whether the key has any.
-
-    Args:
-        key: A number from 0 on for each value; the results have one element per key.
-        values: The values.
-        rows: Mask of the values that are chosen.
-        keys: The number of keys, ``None`` if the largest one occurs.
-    """
-    keys = int(key.max()) + 1 if keys is None else keys
-    key, values = key[rows], values[rows]
-    count = np.bincount(key, minlength=keys)
-    first = np.cumsum(count) - count
-    has = count > 0
-    # Rows, in the order of keys and values, of the one or two middle values of each key. To sort by both, they are put
-    # into one number if it does not overflow.
-    middles = np.stack([first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2])
-    least = int(values.min(initial=0))
-    span = int(values.max(initial=0)) - least + 1
-    if keys * span < 1 << 63:  # sorting numbers is several times faster than finding their order
-        found = np.sort(key * span + (values - least))[middles] % span + least
-    else:
-        found = values[np.lexsort((values, key))[middles]]
-    middle = np.zeros(keys)
-    middle[has] = found.sum(axis=0) / 2
-    return middle, has
 
 
 def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple[float, float] | None:

@@ -7,6 +7,9 @@ communication runs at the same time::
     kernel         aaaa  aaaaaa  aaaa
     communication        ######   #
                    alone beside  neither          slowdown 6/4
+
+Only executions at one position of the step are compared, the n-th of this kernel: one matrix product may have the name
+and launch shape of another that takes six times as long.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.result_bases import measure_fields
@@ -25,7 +29,7 @@ from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column
 from ddp_prof.communication import MOST_NAMES
 from ddp_prof.growing_column import in_file, in_order, in_parts
 from ddp_prof.range_names import PHASES
-from ddp_prof.table import concatenate_columns, constant_column
+from ddp_prof.table import concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
 
 KINDS = {
@@ -53,6 +57,8 @@ def kind_of_compute(name: str) -> str:
     return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
 
 
+Floats = NDArray[np.float64]
+
 AnyKey = TypeVar("AnyKey", bound="Hashable")
 
 
@@ -73,6 +79,34 @@ def is_mostly_overlapped(duration_ns: Ints, communication_ns: Ints) -> Mask:
     """Return whether communication covers more than half of each duration."""
     found: Mask = 2 * communication_ns > duration_ns
     return found
+
+
+def medians_by_key(key: Ints, values: Ints, rows: Mask, keys: int | None = None) -> tuple[Floats, Mask]:
+    """Return the median of the chosen values of each key, and whether the key has any.
+
+    Args:
+        key: A number from 0 on for each value; the results have one element per key.
+        values: The values.
+        rows: Mask of the values that are chosen.
+        keys: The number of keys, ``None`` if the largest one occurs.
+    """
+    keys = int(key.max()) + 1 if keys is None else keys
+    key, values = key[rows], values[rows]
+    count = np.bincount(key, minlength=keys)
+    first = np.cumsum(count) - count
+    has = count > 0
+    # Rows, in the order of keys and values, of the one or two middle values of each key. To sort by both, they are put
+    # into one number if it does not overflow.
+    middles = np.stack([first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2])
+    least = int(values.min(initial=0))
+    span = int(values.max(initial=0)) - least + 1
+    if keys * span < 1 << 63:  # sorting numbers is several times faster than finding their order
+        found = np.sort(key * span + (values - least))[middles] % span + least
+    else:
+        found = values[np.lexsort((values, key))[middles]]
+    middle = np.zeros(keys)
+    middle[has] = found.sum(axis=0) / 2
+    return middle, has
 
 
 LEAST_EXECUTIONS = 5
@@ -112,6 +146,7 @@ class KernelExecutions:
         duration_ns: Duration of each execution.
         beside_ns: The part of each duration in which communication ran.
         rank: Index of the rank of each execution.
+        step: Index of each execution's step; ``UNKNOWN`` outside of all steps, and in a capture without steps.
         all_kernels_ns: Sum of the durations of all kernels of the run.
     """
 
@@ -119,6 +154,7 @@ class KernelExecutions:
     duration_ns: Ints
     beside_ns: Ints
     rank: Ints
+    step: Ints
     all_kernels_ns: int
 
     @property
@@ -137,42 +173,58 @@ class KernelExecutions:
         return is_alone
 
     @cached_property
-    def has_both(self) -> Mask:
-        """For each execution, whether its rank has executions both beside communication and alone.
+    def place(self) -> Ints:
+        """For each execution a number for its rank and its position in the step: the n-th of this kernel."""
+        nth = count_before(distinct_rows(self.rank, self.step)[1])  # executions are in the order of launches
+        return distinct_rows(self.rank, nth)[1]
 
-        Only these are compared, because the same kernel may do other work on other ranks.
+    @cached_property
+    def has_both(self) -> Mask:
+        """For each execution, whether its rank has executions beside communication and alone at its position.
+
+        Only these are compared, because the same kernel may do other work on other ranks and at other positions.
         """
-        ranks = np.intersect1d(self.rank[self.is_beside], self.rank[self.is_alone])
-        has_both: Mask = np.isin(self.rank, ranks)
+        is_placed = self.step != UNKNOWN
+        places = np.intersect1d(self.place[is_placed & self.is_beside], self.place[is_placed & self.is_alone])
+        has_both: Mask = is_placed & np.isin(self.place, places)
         return has_both
 
     @cached_property
-    def compared_ns(self) -> tuple[Ints, Ints]:
-        """The durations of the executions beside communication, and of those alone, on the ranks that have both."""
-        return self.duration_ns[self.is_beside & self.has_both], self.duration_ns[self.is_alone & self.has_both]
+    def compared(self) -> tuple[Mask, Mask]:
+        """Which executions beside communication are compared, and with which of those alone."""
+        return self.is_beside & self.has_both, self.is_alone & self.has_both
+
+    @cached_property
+    def slowdown(self) -> float:
+        """Median of the executions beside communication, each divided by the median of those alone at its position."""
+        beside, alone = self.compared
+        alone_ns, _ = medians_by_key(self.place, self.duration_ns, alone)
+        longer = self.duration_ns[beside] / np.maximum(1.0, alone_ns[self.place[beside]])
+        return float(np.median(longer))
 
     @cached_property
     def why_no_slowdown(self) -> str | None:
         """Why the slowdown is not known; ``None`` if it is."""
-        beside, alone = self.compared_ns
         if self.communicates:
             return "it communicates itself"
-        if min(len(beside), len(alone)) < LEAST_EXECUTIONS:
-            where = "" if self.has_both.all() else " of the ranks that have both"
-            counted = f"{len(beside)} executions beside communication, {len(alone)} alone{where}"
+        (beside, alone), where = (int(mask.sum()) for mask in (self.is_beside, self.is_alone)), ""
+        if min(beside, alone) >= LEAST_EXECUTIONS:
+            if (self.step == UNKNOWN).all():
+                return "no steps are marked, so it is not known which of its executions do the same work"
+            beside, alone = (int(mask.sum()) for mask in self.compared)
+            where = ", at positions of the step with both"
+            if not beside:
+                return "it runs beside communication and alone at different positions of the step: other work is likely"
+        if min(beside, alone) < LEAST_EXECUTIONS:
+            counted = f"{beside} executions beside communication, {alone} alone{where}"
             return f"{counted}; {LEAST_EXECUTIONS} of each are needed"
-        return None if np.median(alone) else "alone it takes no time"
+        return None if self.duration_ns[self.compared[1]].any() else "alone it takes no time"
 
     def count(self, chosen: Mask) -> int | None:
         return None if self.communicates else int(chosen.sum())
 
     def median_of_ns(self, chosen: Mask) -> float | None:
         return None if self.communicates or not chosen.any() else float(np.median(self.duration_ns[chosen]))
-
-
-def _slowdown_of_kernel(of: KernelExecutions) -> float | None:
-    beside, alone = of.compared_ns
-    return None if of.why_no_slowdown else float(np.median(beside) / np.median(alone))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +288,8 @@ class KernelTime:
         null="there are none; it communicates itself",
     )
     slowdown: float | None = column(
-        "median duration beside communication over that alone, on the ranks that have both",
-        measure=_slowdown_of_kernel,
+        "how many times as long as alone it takes beside communication, at the same position of the step: the median",
+        measure=lambda of: None if of.why_no_slowdown else of.slowdown,
         null="``reason`` says why",
         stays=ALWAYS,
         decimals=2,
@@ -286,10 +338,11 @@ def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
     besides = np.split(np.concatenate([runs.beside_ns for runs in ranks])[order], borders)
     rank = np.repeat(np.arange(len(ranks)), [len(runs.kernel) for runs in ranks])
     of_ranks = np.split(rank[order], borders)
+    of_steps = np.split(concatenate_columns([runs.step for runs in ranks])[order], borders)
     whole_ns = sum(int(runs.duration_ns.sum()) for runs in ranks)
     kernels = [
         KernelTime(**measure_fields(KernelTime, KernelExecutions(*of_kernel, all_kernels_ns=whole_ns)))
-        for of_kernel in zip(keys, durations, besides, of_ranks, strict=True)
+        for of_kernel in zip(keys, durations, besides, of_ranks, of_steps, strict=True)
         if len(of_kernel[1])
     ]
     return tuple(sorted(kernels, key=lambda time: (-time.total_ns, time.name, time.shape, time.phase or "")))

@@ -23,8 +23,8 @@ _LONGEST_TYPE = 4000
 """Characters of a name within which the parameters must begin; otherwise no return type is cut off."""
 _DURATIONS_ADD_UP = "durations are summed over ranks, steps and streams, so they may exceed the time that passed"
 _SLOWDOWN = (
-    f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
-    f"fewer than {LEAST_EXECUTIONS} executions of either"
+    "slowdown: duration beside communication over that alone, of one kernel, launch shape and phase at the same "
+    f"position of the step (median); n/a with fewer than {LEAST_EXECUTIONS} executions of either"
 )
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
