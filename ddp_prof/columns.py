@@ -34,6 +34,16 @@ ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
 """Values of ``Column.stays``: a narrow terminal drops the columns with the highest numbers first, never ``ALWAYS``."""
 
 
+def percent(ratio: float | None) -> str:
+    """Format a ratio in per cent; near 0 and 1 with a decimal, so that ``0 %`` and ``100 %`` are exact."""
+    if ratio is None:
+        return MISSING
+    percent = ratio * 100
+    size = abs(percent)
+    is_whole = size in (0, 100) or 1 <= size <= 99 or size >= 101
+    return f"{percent:.0f} %" if is_whole else f"{percent:.1f} %"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.

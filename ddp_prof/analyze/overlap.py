@@ -68,6 +68,7 @@ from ddp_prof.columns import (
     frame_names,
     frame_row,
     hidden_fields,
+    percent,
     result_columns,
 )
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
@@ -390,12 +391,12 @@ class TraceOverlap(FrameResult):
         outside_ns = sum(rank.outside_of_steps_ns for rank in self.ranks)
         if outside_ns > (1 - LEAST_IN_STEPS) * whole_ns:
             found.append(
-                f"{outside_ns / whole_ns:.0%} of communication belongs to no step: figures per step leave it out"
+                f"{percent(outside_ns / whole_ns)} of communication belongs to no step: figures per step leave it out"
             )
         for is_about, text in _NOTES_ABOUT_RANKS if any(rank.marked_steps for rank in self.ranks) else ():
             if about := [rank for rank in self.ranks if is_about(rank)]:
                 names = "" if len(about) == len(self.ranks) else f"{', '.join(rank.name for rank in about)}: "
-                found.append(names + text.format(outside=_share_outside_of_ranges(about)))
+                found.append(names + text.format(outside=percent(_share_outside_of_ranges(about))))
         return tuple(found)
 
     def to_frame(self, *, by_step: bool = False) -> DataFrame:
@@ -426,7 +427,7 @@ _NOTES_ABOUT_RANKS: tuple[tuple[Callable[[RankOverlap], object], str], ...] = (
     (
         lambda rank: rank.lacks_work and rank.clock == HOST,
         (
-            "{outside:.0%} of the device work that steps launched ran outside of their ranges on the host: the length "
+            "{outside} of the device work that steps launched ran outside of their ranges on the host: the length "
             "of a step is that of its range, and its parts are what ran in it"
         ),
     ),

@@ -14,6 +14,7 @@ from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_laun
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.why_unknown import WAITED_FOR, count_messages, named_collectives
+from ddp_prof.columns import percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
@@ -486,7 +487,8 @@ def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[
         measured |= union(rank.steps.start_ns, rank.steps.end_ns)
     share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
     if share > OVERHEAD_LIMIT:
-        yield f"the profiler itself was at work in {share:.1%} of the measured time: times are uncertain by as much"
+        shown = percent(share)
+        yield f"the profiler itself was at work in {shown} of the measured time: times are uncertain by as much"
 
 
 def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:

@@ -11,6 +11,7 @@ from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import union
+from ddp_prof.columns import percent
 from ddp_prof.communication import BARRIER, operation_of
 from ddp_prof.table import NO_TIME, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Trace, distinct
@@ -130,7 +131,7 @@ def count_messages(trace: Trace) -> int:
 def why_unknown_work(rank: RankEvents) -> str | None:
     """Return why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
-        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
+        return f"{percent(share)} of the kernels have no name, so it is not known which of them communicate"
     if rank.why_left_out:
         return rank.why_left_out
     if rank.is_lost:

@@ -29,7 +29,7 @@ from ddp_prof.benchmark.bucket_model import (
 )
 from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of, summarize_settings
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
-from ddp_prof.present.text import percent
+from ddp_prof.columns import percent
 from ddp_prof.variants import BUCKETED
 
 HUBER = 1.345

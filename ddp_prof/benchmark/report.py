@@ -19,13 +19,13 @@ from ddp_prof.benchmark.charts import draw_figures
 from ddp_prof.benchmark.findings import TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
-from ddp_prof.columns import Row
+from ddp_prof.columns import Row, percent
 from ddp_prof.communication import ALL_REDUCE
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import in_percent, ms, times_of, values_of
 from ddp_prof.present.html.page import write_figure, write_shared_plotly
 from ddp_prof.present.table import SCHEMA, TableView, markdown, markdown_text, write_csv
-from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.present.text import milliseconds, size
 from ddp_prof.variants import BYTES_PER_MB
 
 REPORT = "results.md"

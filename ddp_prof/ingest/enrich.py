@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddp_prof.columns import percent
 from ddp_prof.errors import TraceError
 from ddp_prof.growing_column import in_parts
 from ddp_prof.ingest.names import NameTable
@@ -152,9 +153,9 @@ def report_unresolved_names(trace: Trace) -> Trace:
         if unresolved.kernels == unresolved.of_kernels:
             reason = f"none of its {unresolved.kernels:,} kernels has a name: its strings are missing or damaged"
             raise TraceError(trace.path, reason, "export or record it again")
-        time = unresolved.time_ns / max(1, unresolved.of_time_ns)
+        time = percent(unresolved.time_ns / max(1, unresolved.of_time_ns))
         warnings.append(
-            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels ({time:.1%} of their time) have no name in "
+            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels ({time} of their time) have no name in "
             "this trace: they count neither as compute nor as communication"
         )
     if UNNAMED_RANGE in trace.names:

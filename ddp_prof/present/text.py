@@ -56,16 +56,6 @@ def collective_name(index: int | None, bucket: int | None) -> str:
     return f"collective {index}" if bucket is None else f"bucket {bucket}"
 
 
-def percent(ratio: float | None) -> str:
-    """Format a ratio in per cent; near 0 and 1 with a decimal, so that ``0 %`` and ``100 %`` are exact."""
-    if ratio is None:
-        return "n/a"
-    percent = ratio * 100
-    size = abs(percent)
-    is_whole = size in (0, 100) or 1 <= size <= 99 or size >= 101
-    return f"{percent:.0f} %" if is_whole else f"{percent:.1f} %"
-
-
 def milliseconds(ns: int) -> str:
     """Return a time as text in µs or ms with about three digits; from 10 s on in seconds."""
     if abs(ns) >= 10_000_000_000:

@@ -122,7 +122,7 @@ def test_a_run_is_known_where_all_of_its_ranks_are_that_communicate(
 
 
 def test_what_only_some_files_say_is_said_with_their_names() -> None:
-    busy, busier = (f"the profiler itself was at work in {share} of the measured time" for share in ("1.7%", "23.5%"))
+    busy, busier = (f"the profiler itself was at work in {share} of the measured time" for share in ("2 %", "24 %"))
     assert merge_file_warnings([("a", ["x", busy]), ("b", ["x", busier])]) == ("x", f"a: {busy}", f"b: {busier}")
     many = [(f"rank{rank}", ["x", busy if rank else busier]) for rank in range(64)]
     assert merge_file_warnings(many) == ("x", f"rank0: {busier}", f"rank1 and 62 more: {busy}")
@@ -132,11 +132,11 @@ def test_what_only_some_files_say_is_said_with_their_names() -> None:
 
 
 def test_overhead_of_the_profiler_above_one_percent() -> None:
-    assert "at work in 20.0%" in doubts(replace(SOUND, overhead=Overhead(column([2, 3]), column([4, 4]))))
+    assert "at work in 20 %" in doubts(replace(SOUND, overhead=Overhead(column([2, 3]), column([4, 4]))))
     long = draw_trace(ranges={"step 0": "#" * 1000}, launches={"main": "a"}, streams={7: ".a"})
     for busy, said in ((10, False), (11, True)):
         overhead = Overhead(column([100]), column([100 + busy]))
-        assert ("at work in 1.1%" in doubts(replace(long, overhead=overhead))) is said
+        assert ("at work in 1 %" in doubts(replace(long, overhead=overhead))) is said
         assert not changes_reading(doubts(replace(long, overhead=overhead))), "by one percent they may be"
     overhead = Overhead(column([100]), column([300]))
     assert changes_reading(doubts(replace(long, overhead=overhead)))

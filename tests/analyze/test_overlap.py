@@ -195,7 +195,7 @@ def test_communication_between_steps_is_told_beside_figures_of_steps(between: st
     )
     result = measure_overlap(trace)
     told = [note for note in result.step_notes if "belongs to no step" in note]
-    assert told == (["25% of communication belongs to no step: figures per step leave it out"] if is_told else [])
+    assert told == (["25 % of communication belongs to no step: figures per step leave it out"] if is_told else [])
     assert [step.comm_ns for step in only_rank(result).steps] == [4, 2]
 
 

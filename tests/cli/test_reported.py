@@ -474,7 +474,7 @@ CASES = {
     ),
     "steps that take no time": Reported(
         "", steps_without_time, (2400, 1200, 1200), 3,
-        says=("3 ranges that could be steps left out: no time was recorded", r"step 1\.00 ms", "50% of communication"),
+        says=("3 ranges that could be steps left out: no time was recorded", r"step 1\.00 ms", "50 % of communication"),
         says_not=("steps that communicate",),
     ),
     "durations in a wrong unit": Reported(

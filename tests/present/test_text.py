@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from ddp_prof.present.text import milliseconds, percent, size, three_digits
+import ddp_prof
+from ddp_prof.columns import percent
+from ddp_prof.present.text import milliseconds, size, three_digits
 
 
 @pytest.mark.parametrize(
@@ -14,6 +19,18 @@ from ddp_prof.present.text import milliseconds, percent, size, three_digits
 )  # fmt: skip
 def test_a_share_is_rounded_but_not_to_nothing_or_all(ratio: float | None, text: str) -> None:
     assert percent(ratio) == text
+
+
+def test_all_sentences_write_a_share_in_one_way() -> None:
+    """Some said ``53%``, and others ``36 %``: no module formats a share by itself."""
+    own = [
+        f"{file.name}:{node.lineno}"
+        for file in Path(ddp_prof.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.FormattedValue) and node.format_spec and ast.unparse(node.format_spec).endswith("%'"))
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and ".0%}" in node.value)
+    ]
+    assert own == []
 
 
 @pytest.mark.parametrize(

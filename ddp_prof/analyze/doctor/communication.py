@@ -20,6 +20,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
+from ddp_prof.columns import percent
 from ddp_prof.communication import OPERATIONS, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
@@ -565,7 +566,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     told = "" if exposed is None else f": {exposed / 1e6:.2f} ms of a typical step's communication are exposed"
     return Finding(
         "gradients ready in another order than buckets",
-        f"The first of {hooks.counts[0]} buckets was launched when {max(late.values()):.0%} of backward was over"
+        f"The first of {hooks.counts[0]} buckets was launched when {percent(max(late.values()))} of backward was over"
         f"{told}.",
         "Register parameters in the order in which forward uses them, or let DDP rebuild its buckets: it does so after "
         "the first step unless find_unused_parameters is set.",

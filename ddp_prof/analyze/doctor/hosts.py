@@ -12,6 +12,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
+from ddp_prof.columns import percent
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
@@ -189,7 +190,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     where = "on the critical path" + (", or in the next step," if run.analysis.has_steps else "")
     return Finding(
         "launch-bound host",
-        f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is time in which the device waits for "
+        f"{percent(shares[len(shares) // 2])} of {whole}, {cost / 1e6:.2f} ms, is time in which the device waits for "
         f"launches: what came next {where} could not begin before the host had launched it.",
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
         tuple(name for name, ns in unfed.items() if name in named or ns >= least_ns),
@@ -216,7 +217,7 @@ def _name_late_hosts(
     if not found:
         return None
     cost, share, _ = max(found)
-    text = evidence.format(f"{share:.0%}", f"{cost / 1e6:.2f} ms")
+    text = evidence.format(percent(share), f"{cost / 1e6:.2f} ms")
     return Finding("launch-bound host", text, advice, tuple(name for *_, name in found), (), cost)
 
 
@@ -422,7 +423,7 @@ def profiler_overhead(run: RunEvidence) -> Finding | None:
     whole = "time of steps" if run.analysis.has_steps else "capture"
     return Finding(
         "overhead of the profiler",
-        f"The profiler was at work in {max(found.values()):.0%} of the {whole}.",
+        f"The profiler was at work in {percent(max(found.values()))} of the {whole}.",
         "Record fewer steps, without backtraces, sampling and memory usage (nsys: --cuda-flush-interval).",
         tuple(found),
     )

@@ -26,12 +26,12 @@ from ddp_prof.analyze.variants.waterfall import (
     Parts,
     Waterfall,
 )
-from ddp_prof.columns import Row, document_of, table_row
+from ddp_prof.columns import Row, document_of, percent, table_row
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text, other_job_texts
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
-from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent
+from ddp_prof.present.text import collective_name, count_noun, milliseconds
 from ddp_prof.variants import BASELINE, BUCKETED
 
 HOW_TO_READ = (

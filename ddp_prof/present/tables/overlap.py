@@ -11,7 +11,7 @@ from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION
-from ddp_prof.columns import Row, document_of, table_columns, table_rows
+from ddp_prof.columns import Row, document_of, percent, table_columns, table_rows
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
@@ -142,9 +142,8 @@ def _title(result: TraceOverlap) -> str:
     attribution = result.attribution
     if attribution.device_time:
         kind = "device time" if result.device != "cpu" else "time"
-        parts.append(
-            f"assigned to a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of events"
-        )
+        time, events = percent(attribution.device_time), percent(attribution.activities)
+        parts.append(f"assigned to a step: {time} of {kind}, {events} of events")
     return " · ".join(parts)
 
 

@@ -224,4 +224,4 @@ def test_of_a_single_step_a_note_says_what_lies_outside() -> None:
     rank = rank_of(trace)
     assert (rank.clock, lengths_of(trace)) == ("host", [6])
     (note,) = measure_overlap(trace).step_notes
-    assert note.startswith("30% of the device work that steps launched ran outside of their ranges on the host")
+    assert note.startswith("30 % of the device work that steps launched ran outside of their ranges on the host")

@@ -616,7 +616,7 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
             device.launch(1_000, 7, MS, is_collective=False)
             device.synchronize(1_000)
     (finding,) = [one for one in diagnose(device.trace()).findings if one.rule == "launch-bound host"]
-    assert finding.evidence.startswith("62% of a typical step, 8.00 ms, is time in which the device waits")
+    assert finding.evidence.startswith("62 % of a typical step, 8.00 ms, is time in which the device waits")
     assert "or in the next step" in finding.evidence
     without_steps = diagnose(replace(device, ranges=[]).trace()).findings
     assert [(one.rule, "next step" in one.evidence) for one in without_steps] == [("launch-bound host", False)]
@@ -730,7 +730,7 @@ def test_a_host_that_loads_data_between_the_ranges_of_steps() -> None:
             device.synchronize(1_000)
     (finding,) = diagnose(device.trace()).findings
     assert (finding.rule, finding.cost_ns) == ("launch-bound host", 5 * MS + 1)
-    assert finding.evidence.startswith("62% of the time from step to step, 5.00 ms, lies between the ranges of steps")
+    assert finding.evidence.startswith("62 % of the time from step to step, 5.00 ms, lies between the ranges of steps")
 
 
 def test_one_collective_per_parameter() -> None:
@@ -1146,7 +1146,7 @@ def test_a_profiler_that_is_at_work_is_found_without_steps_too() -> None:
     start = trace.activities.start_ns[:1]
     busy = replace(trace, overhead=Overhead(start, start + device.end // 4))
     (finding,) = [one for one in diagnose(busy).findings if one.rule == "overhead of the profiler"]
-    assert finding.evidence == "The profiler was at work in 25% of the capture."
+    assert finding.evidence == "The profiler was at work in 25 % of the capture."
 
 
 def test_where_no_launch_is_known_the_rules_about_steps_do_not_decide() -> None:
