@@ -401,10 +401,10 @@ def _incomplete(
     doubtful = [at for at in (*lost, *launches) if at is not None]
     found = [s for s in steps if any(s.start <= at < s.end for at in doubtful)]
     overlong = [s for s in steps if any(at is not None and s.start <= at < s.end for at in launches)]
-    timeless = [
-        s for s in steps if any(at is not None and s.start <= at < s.end for at in _timeless_launches(trace, process))
-    ]
-    other = _without_calls(trace, process, steps, phases) + (timeless if len(timeless) < len(steps) else [])
+    timeless = _steps_of(steps, _timeless_launches(trace, process))
+    if len(timeless) == len(steps):
+        timeless = _steps_of(steps, _timeless_launches(trace, process, usually_last=True))
+    other = _without_calls(trace, process, steps, phases) + timeless
     are_most = 2 * len(overlong) > len(steps) > 1
     found = [s for s in steps if s in found or s in other or are_most]
     whole = [s for s in steps if s not in found]
@@ -439,8 +439,15 @@ def _overlap(one: Step, other: Step, whole: list[Step], begins: dict[int, int | 
     return one in whole and other in whole and begin is not None and begin < ends[id(one)]
 
 
-def _timeless_launches(trace: Trace, process: int) -> list[int | None]:
-    """When the kernels that take no time were launched, but not those that may take less than the clock tells."""
+def _steps_of(steps: list[Step], launches: list[int | None]) -> list[Step]:
+    return [step for step in steps if any(at is not None and step.start <= at < step.end for at in launches)]
+
+
+def _timeless_launches(trace: Trace, process: int, *, usually_last: bool = False) -> list[int | None]:
+    """When the kernels that take no time were launched, but not those that may take less than the clock tells.
+
+    With ``usually_last``, only those of whose name most take 2 us or more.
+    """
     table = trace.activities
     rows = [row for row in range(len(table)) if table.process[row] == process and table.kind[row] == Kind.KERNEL]
     took = {row: int(table.end_ns[row] - table.start_ns[row]) for row in rows}
@@ -448,6 +455,9 @@ def _timeless_launches(trace: Trace, process: int) -> list[int | None]:
         long = {int(table.name_id[row]) for row in rows if took[row] > 1000}
     else:
         long = {int(table.name_id[row]) for row in rows}
+    if usually_last:
+        of_name = {name: [took[row] >= 2000 for row in rows if table.name_id[row] == name] for name in long}
+        long = {name for name, lasts in of_name.items() if 2 * sum(lasts) > len(lasts)}
     return [_launch_of(trace, row)[0] for row in rows if not took[row] and int(table.name_id[row]) in long]
 
 

@@ -91,7 +91,8 @@ class Recording:
         step_launches: Number of calls that launched something in each step.
         step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
-        is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none.
+        is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none,
+            or most kernels of its name take some.
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
         is_partial: For each step, whether the calls of a part of it seem to be lost, too.
         launched: Number of activities whose launch is known.
@@ -217,9 +218,10 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     activities = trace.activities
     overlong = trace.overlong[activities.process[trace.overlong] == process]
     is_overlong = _are_launched_in(trace, overlong, steps)
-    is_timeless = _are_launched_in(trace, _find_timeless(trace, process), steps)
-    if is_timeless.all():  # the profiler tells no durations
-        is_timeless = np.zeros(len(steps), np.bool_)
+    timeless = _find_timeless(trace, process)
+    is_timeless = _are_launched_in(trace, timeless, steps)
+    if is_timeless.all():  # the profiler tells no durations of these kernels, or it damaged some in each step
+        is_timeless = _are_launched_in(trace, _that_usually_last(trace, timeless, process), steps)
     step_launches = _count(of_launches, len(steps))
     is_silent = _find_silent_steps(trace, process, steps, step_launches)
     launch_ns = np.sort(trace.calls.start_ns[mine])
@@ -269,6 +271,17 @@ def _find_timeless(trace: Trace, process: int) -> Ints:
         names = activities.name_id[kernels]
         is_timeless &= is_among(names, names[took_ns >= 2 * MICROSECOND_NS])
     found: Ints = kernels[is_timeless]
+    return found
+
+
+def _that_usually_last(trace: Trace, kernels: Ints, process: int) -> Ints:
+    """Return which of these kernels have names of which most kernels of the process take two microseconds or more."""
+    activities = trace.activities
+    mine = (activities.kind == Kind.KERNEL) & (activities.process == process)
+    lasts = activities.end_ns - activities.start_ns >= 2 * MICROSECOND_NS
+    names = activities.name_id[kernels]
+    usual = [name for name in distinct(names) if 2 * lasts[mine & (activities.name_id == name)].mean() > 1]
+    found: Ints = kernels[np.isin(names, usual)]
     return found
 
 
