@@ -212,11 +212,17 @@ def hides_graphs(rank: RankEvents) -> bool:
 
 
 def loses_launches(rank: RankEvents) -> bool:
-    """Return whether so much communication without a recorded launch ran during steps that steps get no figures."""
-    events = rank.events
+    """Return whether so much communication without a recorded launch ran during steps that steps get no figures.
+
+    If nothing is known to belong to a step, all that ran since the first one began counts as during steps: a host that
+    ran ahead launched it before.
+    """
+    events, begin_ns, end_ns = rank.events, rank.steps.start_ns, rank.steps.end_ns
+    if len(begin_ns) and np.all(events.step == UNKNOWN):
+        begin_ns, end_ns = begin_ns[:1], events.end_ns.max(initial=int(end_ns[-1]), keepdims=True)
     is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
     is_lost &= take_or_unknown(rank.trace.launching_calls, events.activity) == UNKNOWN
-    lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
+    lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(begin_ns, end_ns)
     return lost.length_ns > MOST_LOST * rank.union_of(Category.COMMUNICATION).length_ns
 
 

@@ -969,6 +969,25 @@ def test_one_late_step_of_twelve_is_no_reason_to_look_for_a_cause(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_without_launches_no_step_is_said_to_communicate_0_ns(how: str, tmp_path: Path) -> None:
+    """A host that runs ahead, of which no call was recorded: each step had 0 kernels' communication, 0 blocking.
+
+    us      0   1000  2000  3000          the ranges of the steps end before the second step's work begins
+    ranges  01234
+    device  .000001111122222333334444
+    """
+    ahead = changed(usual(), lambda _, one: replace(one, launch=None))
+    ahead.ranges[:] = [
+        Range(f"step {index}", (10 + 100 * index) * US, (10 + 100 * (index + 1)) * US, MAIN) for index in range(5)
+    ]
+    document = json.loads(run("overlap", "--format", "json", written("", ahead, how, tmp_path)).stdout)
+    (rank,) = document["ranks"]
+    figures = ("comm_ns", "overlapped_ns", "exposed_ns", "window_ns", "blocking_ns", "tail_ns")
+    assert rank["comm_ns"] == 2_000_000
+    assert {(name, step[name]) for step in rank["steps"] for name in figures} == {(name, None) for name in figures}
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_in_one_file_a_device_whose_clock_is_off_is_not_early(how: str, tmp_path: Path) -> None:
     """Process 100 was said to arrive last in all steps, by 0.25 ms, though process 200 is 0.15 ms behind it."""
     off = changed(
