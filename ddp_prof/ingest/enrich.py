@@ -21,6 +21,7 @@ from ddp_prof.table import (
     Ints,
     Mask,
     begins_run,
+    constant_column,
     distinct,
     distinct_rows,
     is_among,
@@ -285,6 +286,40 @@ def share_out_launches(trace: Trace, is_of_graph: Mask) -> Trace:
 
 _ROUNDING_NS = 2_000
 """Some profilers round starts and durations to microseconds."""
+
+
+_BESIDE = 10
+"""Two operations run at the same time if they do for more than one part in this of the shorter one's duration."""
+
+
+def doubt_streams(trace: Trace) -> Trace:
+    """Return the trace without its streams if all work has one number, and collectives ran beside compute under it.
+
+    Operations of a stream follow each other. Some profilers write 0 for every stream, so collectives would seem to hold
+    up compute that ran beside them. Where compute runs beside compute, too, durations are wrong instead.
+    """
+    activities = trace.activities
+    lanes = activities.lane
+    if not len(lanes) or lanes[0] == UNKNOWN or np.any(lanes != lanes[0]):
+        return trace
+    is_collective = activities.category == Category.COMMUNICATION
+    rows = np.flatnonzero(is_collective | (activities.category == Category.COMPUTE))
+    _, owner = distinct_rows(activities.process[rows], activities.device[rows])
+    rows = rows[(order := np.lexsort((activities.start_ns[rows], owner)))]
+    owner, start_ns, end_ns = owner[order], activities.start_ns[rows], activities.end_ns[rows]
+    # Each operation and the one that begins next.
+    at_once_ns = np.minimum(end_ns[:-1], end_ns[1:]) - start_ns[1:]
+    length_ns = end_ns - start_ns
+    at_once = (at_once_ns > _ROUNDING_NS) & (_BESIDE * at_once_ns > np.minimum(length_ns[:-1], length_ns[1:]))
+    number = activities.correlation[rows]
+    at_once &= (owner[1:] == owner[:-1]) & ((number[1:] != number[:-1]) | (number[1:] == UNKNOWN))
+    collectives = is_collective[rows].astype(np.int64)
+    of_two = collectives[:-1] + collectives[1:]
+    beside, compute = (int(np.count_nonzero(at_once & (of_two == these))) for these in (1, 0))
+    is_told = beside < 2 or _BESIDE * beside <= collectives.sum() or _BESIDE * compute > np.count_nonzero(of_two == 0)
+    if is_told:
+        return trace
+    return replace(trace, activities=replace(activities, lane=constant_column(UNKNOWN, len(lanes))))
 
 
 def cut_overlong_activities(trace: Trace) -> Trace:

@@ -102,7 +102,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     # Build the trace, check and complete it.
     trace, awaited = _build(path, options, header, read)
     trace = enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))
-    trace = enrich.cut_overlong_activities(trace)
+    trace = enrich.cut_overlong_activities(enrich.doubt_streams(trace))
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = _add_collectives(trace, read)
     trace = infer_waits(collectives.name_operations(trace), awaited)

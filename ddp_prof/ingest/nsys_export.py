@@ -119,7 +119,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
-    trace = enrich.cut_overlong_activities(trace)
+    trace = enrich.cut_overlong_activities(enrich.doubt_streams(trace))
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = collectives.mark_copies_that_communicate(trace, beside.within_device)
     trace = infer_waits(trace, beside.events)

@@ -734,25 +734,54 @@ def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str
     assert (use["idle_ns"], use["idle"], "no copy" in use["idle_reason"]) == (None, [], True)
 
 
+def with_streams(trace: Path, number: int | None) -> Path:
+    """Write this number for each stream, or none."""
+    if trace.suffix == ".sqlite":
+        with closing(sqlite3.connect(trace)) as database:
+            database.execute(f"UPDATE {KERNEL} SET streamId = ?", (number,))
+            database.commit()
+        return trace
+    document = json.loads(trace.read_text())
+    for one in document["traceEvents"]:
+        if one.get("cat") == "kernel":
+            one["args"].pop("stream", None)
+            one["args"] |= {} if number is None else {"stream": number}
+            one["tid"] = "a stream" if number is None else number
+    trace.write_text(json.dumps(document))
+    return trace
+
+
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_where_streams_were_not_recorded_none_is_said_to_stand_still(how: str, tmp_path: Path) -> None:
     """All work seemed to be of one stream: collectives that nothing waited for held it, and had impossible ends."""
-    trace = written("", optimizer_in_backward(), how, tmp_path)
-    if how == "nsys":
-        with closing(sqlite3.connect(trace)) as database:
-            database.execute(f"UPDATE {KERNEL} SET streamId = NULL")
-            database.commit()
-    else:
-        document = json.loads(trace.read_text())
-        for one in document["traceEvents"]:
-            if one.get("cat") == "kernel":
-                one["args"].pop("stream", None)
-                one["tid"] = "a stream"
-        trace.write_text(json.dumps(document))
+    trace = with_streams(written("", optimizer_in_backward(), how, tmp_path), None)
     text = re.sub(r"\s+", " ", run("summary", "--notes", trace).stdout)
     assert "5 steps" in text
     assert "blocking is not known: the trace does not tell on which streams work ran" in text
     assert "stands still" not in text
+    assert "gloo" not in run("doctor", trace).stdout, "without a stream, it was said how to record sizes of gloo"
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_where_all_streams_are_called_0_a_collective_beside_compute_holds_nothing_up(how: str, tmp_path: Path) -> None:
+    """Half hidden by compute, it 'ran on the compute stream', where 'only kernels of other streams can overlap'."""
+
+    def of_one_stream(name: str, capture: Capture) -> Path:
+        (folder := tmp_path / name).mkdir()
+        return with_streams(written("", capture, how, folder), 0)
+
+    trace = of_one_stream("usual", usual())
+    told = run("summary", "--notes", trace).stdout + run("doctor", trace).stdout
+    assert "50 % of communication is hidden" in told
+    assert "the trace does not tell on which streams work ran" in told
+    assert "compute stream" not in told
+    assert "stands still" not in told
+    # If nothing runs at the same time, it may be one stream.
+    in_turn = of_one_stream("in_turn", optimizer_in_backward())
+    assert "on the compute stream (0)" in run("overlap", in_turn).stdout
+    # Where all durations are too long, compute seems to run beside compute: streams are not the reason.
+    too_long = of_one_stream("too_long", in_a_wrong_unit())
+    assert "impossible end" in run("overlap", too_long).stdout
 
 
 def optimizer_in_backward() -> Capture:

@@ -347,7 +347,7 @@ _SIZES_OF_GLOO_BY_NSYS = "nsys records none of gloo, but ddp_prof.annotate.instr
 
 def _why_no_sizes(run: RunEvidence) -> str:
     """Return that sizes are not known, and what records them."""
-    is_gloo = all((rank.timings.lane == UNKNOWN).all() for rank in run.analysis.ranks)  # the host communicates
+    is_gloo = all(facts.is_gloo for facts in run.facts)
     by_profiler, by_nsys = (
         (_SIZES_OF_GLOO_BY_PROFILER, _SIZES_OF_GLOO_BY_NSYS) if is_gloo else (_SIZES_BY_PROFILER, _SIZES_BY_NSYS)
     )

@@ -108,6 +108,7 @@ class RankFacts:
 
     Attributes:
         process, device: Which rank it is.
+        is_gloo: Whether collectives have no activity on a device, which means that gloo runs them on the host.
         syncs: How often a thread that trains waited for the device between the first launch of a pass of backward and
             the last launch of a collective of this pass.
         sync_ns: The sum of the lengths of these waits.
@@ -135,6 +136,7 @@ class RankFacts:
 
     process: int
     device: int | None
+    is_gloo: bool
     syncs: Ints
     sync_ns: Ints
     bare_ns: tuple[int, ...]
@@ -474,6 +476,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     return RankFacts(
         process=rank.process,
         device=rank.device,
+        is_gloo=bool(np.all(rank.operations.activity == UNKNOWN)),
         syncs=syncs,
         sync_ns=sync_ns,
         bare_ns=tuple(bare_ns.tolist()),
