@@ -418,7 +418,8 @@ def _spared_launches(recorded: Recorded, without: Without) -> tuple[Ints, Ints]:
 
     A launch takes the time since the launch before it on its thread, or since the end of the thread's last wait, but at
     most :data:`_LONGEST_LAUNCH_NS`. The time that is saved adds up until the thread waits again: that wait ends when
-    the operation that it waits for ends.
+    the operation that it waits for ends. The call that launches a copy could wait for it: that of a left-out copy goes
+    with it, and so does its length, which is part of the time until the next launch.
 
     Returns:
         Nanoseconds for each operation, and for each call in which the host could wait.
@@ -439,14 +440,16 @@ def _spared_launches(recorded: Recorded, without: Without) -> tuple[Ints, Ints]:
         own = own[np.argsort(syncs.end_ns[own], kind="stable")]
         # ``took_ns``: what each left-out launch takes. ``upto_ns``: the sum of that before each launch.
         last = np.searchsorted(syncs.end_ns[own], at, side="right") - 1
-        since_ns = np.maximum(take_or_unknown(syncs.end_ns[own], last, NO_TIME), np.append(NO_TIME, at[:-1]))
+        other = own[~np.isin(syncs.start_ns[own], at[is_spared[rows]])]  # no calls that launch what is left out
+        waited_ns = take_or_unknown(syncs.end_ns[other], np.searchsorted(syncs.end_ns[other], at, "right") - 1, NO_TIME)
+        since_ns = np.maximum(waited_ns, np.append(NO_TIME, at[:-1]))
         took_ns = np.where(is_spared[rows] & (since_ns != NO_TIME), at - since_ns, 0)
         took_ns = np.minimum(took_ns, _LONGEST_LAUNCH_NS)
         upto_ns = np.append(0, np.cumsum(took_ns))
         # What is saved since the last wait, until each launch, and until the begin of each wait.
         first = np.searchsorted(at, take_or_unknown(syncs.end_ns[own], last, NO_TIME), side="left")
         spared_ns[rows] = upto_ns[1:] - upto_ns[first]
-        begins = np.searchsorted(at, syncs.start_ns[own], side="left")
+        begins = np.searchsorted(at, syncs.start_ns[own], side="right")  # with its own launch, of a copy
         previous = np.searchsorted(at, np.append(NO_TIME, syncs.end_ns[own][:-1]), side="left")
         of_syncs_ns[own] = np.maximum(0, upto_ns[begins] - upto_ns[np.minimum(previous, begins)])
     return spared_ns, of_syncs_ns
