@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
@@ -47,6 +48,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
+from ddp_prof.analyze.step_levels import LevelChange, find_level_change
 from ddp_prof.analyze.why_unknown import (
     LOST,
     NO_COMMUNICATION,
@@ -365,6 +367,16 @@ class TraceOverlap(FrameResult):
             for step in rank.steps
             if not rank.reason
         )
+
+    @property
+    def level_change(self) -> LevelChange | None:
+        """Where the steps divide into two levels, by the medians of their lengths over ranks; ``None`` if nowhere."""
+        of_steps: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            for step in rank.timed_steps:
+                if step.step_key is not None and step.length.ns is not None:
+                    of_steps.setdefault(step.step_key, []).append(step.length.ns)
+        return find_level_change([round(median(of_steps[key])) for key in sorted(of_steps)])
 
     @property
     def job_ranks(self) -> tuple[RankOverlap, ...]:

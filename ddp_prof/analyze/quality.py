@@ -231,7 +231,8 @@ _UNCERTAIN = (  # by a tenth of the time or more
     "parts of a step are what ran within"
 )
 _OF_A_PART = (
-    "read as runs of their own|ranks differ: |steps differ: |no overlap figure: |"
+    r"read as runs of their own|ranks differ: |steps differ: |of \d+ steps takes? \d|"
+    "no overlap figure: |"
     "figures per step are those of other ranks|^left out: "
 )
 _CHANGES_READING = re.compile(f"{_RECORDED_WRONGLY}|{_UNCERTAIN}|{_OF_A_PART}")

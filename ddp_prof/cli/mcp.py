@@ -60,8 +60,9 @@ warnings, notes and not_known that matter for the answer; if they say that a fig
 
 ARGUMENTS = """
 Arguments, and no others: traces, a list of files or folders, best as absolute paths; step_range and backward_range,
-regular expressions for the names of ranges that are steps and backward, needed if info recognises none. A long list in
-the answer is cut and named in 'cut': part=NAME and first=NUMBER return its entries from that number on."""
+regular expressions for the names of ranges that are steps and backward, needed if info recognises none; warmup_steps,
+the number of first steps to leave out, if a note says that they take longer. A long list in the answer is cut and named
+in 'cut': part=NAME and first=NUMBER return its entries from that number on."""
 
 LONGEST = 24_000
 """Most characters in an answer, so that it fits beside the rest of an assistant's context."""
@@ -124,13 +125,15 @@ def _make_tool(name: str) -> Callable[..., str]:
         traces: list[str],
         step_range: str | None = None,
         backward_range: str | None = None,
+        warmup_steps: int = 0,
         part: str | None = None,
         first: int = 0,
     ) -> str:
         # Answers a question; ARGUMENTS describes the parameters to the assistant.
         if not traces:
             raise ToolError("no traces are given: name at least one file or folder")
-        question = Question(name, tuple(traces), LoadOptions(step_range, backward_range), part, max(0, first))
+        options = LoadOptions(step_range, backward_range, max(0, warmup_steps))
+        question = Question(name, tuple(traces), options, part, max(0, first))
         try:
             with ONE_BY_ONE:
                 return ANSWERS.ask(question)
@@ -292,8 +295,12 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     answer = questions()[name].answer
     assert answer is not None
     views = answer.views(load_runs(files, options, measures=answer.measures_for(as_json=True)))
-    ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
-    passed = [f"{option}={value}" for option, value in ranges.items() if value]
+    given = {
+        "--step-range": options.step_range,
+        "--backward-range": options.backward_range,
+        "--warmup-steps": options.warmup_steps,
+    }
+    passed = [f"{option}={value}" for option, value in given.items() if value]
     return {
         "command": " ".join(
             (*map(shell_quote, ["ddp-prof", name, "--format", "json", *passed]), *map(shell_path, traces))

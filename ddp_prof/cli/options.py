@@ -210,6 +210,9 @@ def _check_regular_expression(_context: click.Context, _parameter: click.Paramet
     return value
 
 
+MOST_WARMUP_STEPS = 2**31 - 1
+"""Of ``--warmup-steps``; no capture has more steps."""
+
 _CHUNK = 1 << 20
 """Bytes that are read from stdin at once."""
 
@@ -303,6 +306,13 @@ _READING_OPTIONS = (
         metavar="REGEX",
         callback=_check_regular_expression,
         help="Names of ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
+    ),
+    click.Option(
+        ["--warmup-steps"],
+        metavar="N",
+        type=click.IntRange(0, MOST_WARMUP_STEPS),
+        default=0,
+        help="Leave out the first N steps of each rank, besides those that are marked as warm-up.",
     ),
     click.Option(
         ["--comm-pattern", "comm_patterns"],

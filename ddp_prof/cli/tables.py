@@ -46,9 +46,11 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
 
 def _options_of(run: Run) -> str:
     """Return the options of the command line that change what is read as the run, quoted for a shell."""
-    given = (("--step-range", run.options.step_range), ("--backward-range", run.options.backward_range))
+    options = run.options
+    given = (("--step-range", options.step_range), ("--backward-range", options.backward_range))
     found = [f"{name} {shell_quote(value)}" for name, value in given if value is not None]
-    return " ".join([*found, *(["--one-run"] if run.options.one_run and len(run.files) > 1 else [])])
+    found += [f"--warmup-steps {options.warmup_steps}"] if options.warmup_steps else []
+    return " ".join([*found, *(["--one-run"] if options.one_run and len(run.files) > 1 else [])])
 
 
 SUMMARY_ANSWER = Answer(SUMMARY_RESULTS, summary_views)

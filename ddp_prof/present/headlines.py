@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.collectives.results import BESIDE
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.statistics import Outliers
+from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.columns import percent
@@ -395,6 +396,19 @@ def _step_change_text(summary: VariantSummary, base: str = "") -> str:
         interval = f" ({percent(low)} to {percent(high)})"
     found = f"{change}{interval} {'shorter' if speedup > 1 else 'longer'}" + (f" than that of {base}" if base else "")
     return f"{found}, which so few steps do not show to be more than chance" if summary.supported is None else found
+
+
+def level_change_text(change: LevelChange) -> str:
+    """Say that the first steps take another time than the others and, if they are longer, how to leave them out."""
+    first, times = change.first, f"{milliseconds(change.before_ns)}, the others {milliseconds(change.after_ns)}"
+    if first == 1:
+        said = f"the first of {change.steps} steps takes {times}"
+    else:
+        said = f"the first {first} of {change.steps} steps take {times}"
+    if change.before_ns < change.after_ns:
+        return f"{said}; figures of all steps mix both"
+    which, they = ("it", "it is") if first == 1 else ("them", "they are")
+    return f"{said}; --warmup-steps {first} leaves {which} out if {they} warm-up"
 
 
 def outliers_text(outliers: Outliers) -> str:

@@ -45,6 +45,7 @@ class LoadOptions(ReadOptions):
     Attributes:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
+        warmup_steps: Number of steps of each rank that are left out as warm-up: the first ones that would count.
         one_run: Whether all files are ranks of one run, whatever their names are.
         separate: Whether each file is a run of its own, whatever the names are.
         to_draw: Whether the compute near the collectives of a step is kept, too, which pictures of the step show.
@@ -52,6 +53,7 @@ class LoadOptions(ReadOptions):
 
     step_range: str | None = None
     backward_range: str | None = None
+    warmup_steps: int = 0
     one_run: bool = False
     separate: bool = False
     to_draw: bool = False
@@ -83,7 +85,10 @@ def load_events(file: Path, options: LoadOptions) -> TraceEvents:
     with naming_limits(file):
         trace = load_trace(file, options)
         beside = _pays_to_share(len(trace.activities))  # nearly all measures need the dependencies
-        return TraceEvents(trace, find_rank_events(trace, options.step_range, options.backward_range, beside=beside))
+        ranks = find_rank_events(
+            trace, options.step_range, options.backward_range, warmup_steps=options.warmup_steps, beside=beside
+        )
+        return TraceEvents(trace, ranks)
 
 
 def measure_report(
@@ -132,7 +137,7 @@ def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
 
 PAGE, PICTURE = "timeline", "timeline picture"
 """Results that are drawn: what the page of a timeline shows, and the picture of a part of it."""
-_DEPENDED_ON = ("comm_patterns", "step_range", "backward_range")
+_DEPENDED_ON = ("comm_patterns", "step_range", "backward_range", "warmup_steps")
 """The options that a result depends on. ``with_launches`` is none: what it reads only serves to measure kernels, and to
 draw them."""
 _ALSO_DEPENDED_ON = {

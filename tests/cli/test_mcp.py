@@ -241,6 +241,10 @@ def test_regular_expressions_reach_the_reader(server: Server, tmp_path: Path) ->
     answer = answer_of(result)
     assert [step["step"] for step in answer["documents"][0]["ranks"][0]["steps"]] == [1, 3]
     assert "'--step-range=step_([13])'" in answer["command"]
+    (result,) = server.ask(("overlap", {"traces": [str(trace)], "step_range": "step_([13])", "warmup_steps": 1}))
+    answer = answer_of(result)
+    assert [step["step"] for step in answer["documents"][0]["ranks"][0]["steps"]] == [3]
+    assert "--warmup-steps=1" in answer["command"]
 
 
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

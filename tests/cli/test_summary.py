@@ -338,7 +338,7 @@ def test_the_next_commands_name_all_files_of_the_run(names: tuple[str, str], tmp
 def test_the_next_commands_read_the_run_as_this_one_did(tmp_path: Path) -> None:
     """Without the options, two ranks were two runs, or the steps were others."""
     ranks = [write_capture(tmp_path / name, known_truth(2)) for name in ("a.sqlite", "b.sqlite")]
-    options = ("--step-range", r"step_(\d+)|it's \d", "--one-run")
+    options = ("--step-range", r"step_(\d+)|it's \d", "--warmup-steps", "1", "--one-run")
     (found,) = summary(*options, *ranks)["runs"]
     for command in found["next"]:
         assert shlex.split(command)[2:] == [*options, *map(str, ranks)]

@@ -12,10 +12,11 @@ from ddp_prof.analyze.core.recording import name_steps
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, select, take_or_unknown
 
 
-def without_uncounted_steps(rank: RankEvents) -> RankEvents:
+def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEvents:
     """Return the rank without warm-up steps and incomplete steps, and without their events.
 
-    Complete steps that may have run beside the lost work of an incomplete step are left out with it.
+    Complete steps that may have run beside the lost work of an incomplete step are left out with it. The first
+    ``warmup_steps`` of the steps that would count are warm-up, too, because the user says so.
     """
     is_incomplete, step_notes = np.zeros(len(rank.steps), np.bool_), rank.step_notes
     if rank.has_steps and rank.device is not None:
@@ -34,6 +35,10 @@ def without_uncounted_steps(rank: RankEvents) -> RankEvents:
             which, them = name_steps(rank.steps.names, is_incomplete), "it" if is_incomplete.sum() == 1 else "them"
             step_notes += (f"{which} left out: nothing that its host did was recorded in {them}",)
     measured: Mask = ~(rank.steps.warmup | is_incomplete)
+    if warmup_steps:
+        is_warmup = measured & (np.cumsum(measured) <= warmup_steps)
+        rank = replace(rank, steps=replace(rank.steps, warmup=rank.steps.warmup | is_warmup))
+        measured &= ~is_warmup
     if measured.all():
         return rank
     # Index UNKNOWN (-1), an event outside of all steps, selects the appended last element: such events stay.

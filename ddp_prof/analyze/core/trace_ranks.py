@@ -58,6 +58,7 @@ def find_rank_events(
     step_range: str | None = None,
     backward_range: str | None = None,
     *,
+    warmup_steps: int = 0,
     beside: bool = False,
 ) -> tuple[RankEvents, ...]:
     """Return the ranks of a trace, ordered by rank, process and device, without warm-up and incomplete steps.
@@ -66,11 +67,13 @@ def find_rank_events(
         trace: The trace.
         step_range: The user's regular expression for the names of steps; ``None`` for the usual names.
         backward_range: The same for the names of backward.
+        warmup_steps: Number of steps of each rank that are warm-up because the user says so: the first ones that would
+            count.
         beside: Whether a second thread finds the dependencies of the trace meanwhile; else they are found when they are
             first asked for.
 
     Raises:
-        TraceError: One of the two expressions matches no range.
+        TraceError: One of the two expressions matches no range, or ``warmup_steps`` are all steps.
     """
     launches = _find_launches(trace)
     on_devices = {process for process, *_ in launches}
@@ -96,7 +99,12 @@ def find_rank_events(
             reason = f"no range matches {option} '{pattern}'"
             raise TraceError(trace.path, reason, f"the ranges there are: {describe_ranges(trace)}")
     found.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, rank.process, rank.device or 0))
-    return tuple(map(without_uncounted_steps, found))
+    counted = tuple(without_uncounted_steps(rank, warmup_steps) for rank in found)
+    if warmup_steps and not any(len(rank.steps) for rank in counted):
+        most = max((len(without_uncounted_steps(rank).steps) for rank in found), default=0)
+        if most:
+            raise TraceError(trace.path, f"--warmup-steps {warmup_steps} leaves out all {most} steps", "give fewer")
+    return counted
 
 
 class _Builder:

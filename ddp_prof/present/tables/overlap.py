@@ -13,7 +13,7 @@ from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION
 from ddp_prof.columns import Row, document_of, percent, table_columns, table_rows
 from ddp_prof.present.columns import values_of
-from ddp_prof.present.headlines import outliers_text
+from ddp_prof.present.headlines import level_change_text, outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
@@ -194,7 +194,8 @@ def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
             f"blocking is that of streams; the host also waited for a collective {count_noun(hosts, 'time')}"
         )
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    return [*first, *reasons, *outliers, *_differences(result), *result.step_notes, *result.warnings]
+    levels = [level_change_text(result.level_change)] if result.level_change else []
+    return [*first, *reasons, *levels, *outliers, *_differences(result), *result.step_notes, *result.warnings]
 
 
 def _differences(result: TraceOverlap) -> Iterator[str]:

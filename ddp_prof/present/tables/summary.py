@@ -27,6 +27,7 @@ from ddp_prof.present.headlines import (
     gain_headline,
     gain_in_short,
     idle_headline,
+    level_change_text,
     outliers_text,
 )
 from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView
@@ -227,7 +228,11 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
     # What makes the figures doubtful; all other notes are only counted.
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
-    doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in doubts]
+    # Steps that stand out are often the first ones, which need no second note if the median does not depend on them.
+    levels = result.level_change
+    told = {level_change_text(levels)} if levels and result.outliers and not levels.moves_median else set()
+    told.update(doubts)
+    doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in told]
     profilers = dict.fromkeys(SOURCE_NAMES.get(source, source) for source, *_ in result.recorded_by)
     read = [*_source_facts(result, summary), " and ".join(profilers)]
     why = ("cause", None if summary.reason or run.idle else cause)
