@@ -12,6 +12,9 @@ after the stretch are then searched in the same way::
 
 A stretch has at least three measurements. A single measurement that is far off is no change: after a shuffle it makes
 some stretch just as different.
+
+A shuffle takes measurements as independent. If each resembles the one before, that part is taken away first: see
+:func:`_without_likeness`.
 """
 
 from __future__ import annotations
@@ -45,6 +48,10 @@ _ROUNDING = 1e-9
 """Differences that are equal but for rounding, by this fraction, count as equal."""
 LEAST_SHARE = 0.02
 """A change must be at least this fraction of the step."""
+_LEAST_FOR_LIKENESS = 8
+"""The least number of measurements of which likeness is told; fewer are taken as independent."""
+_MOST_LIKENESS = 0.95
+"""Measurements that resemble each other more are a drift, in which no level can be told from another."""
 MOST_POINTS = 200
 """A longer course is reduced to this number of medians, because all its stretches are compared."""
 
@@ -123,8 +130,8 @@ def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
     """Return start and end of the stretch that differs most from the other values; ``None`` if chance explains it."""
     if len(values) < 2 * LEAST:
         return None
-    centred = values - values.mean()
     start, end = _stretches(len(values))
+    centred = _without_likeness(values - values.mean(), start, end)
     found = _differences(centred, start, end)
     best = int(found.argmax())
     as_large = found[best] * (1 - _ROUNDING)
@@ -136,6 +143,31 @@ def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
         if larger > most:
             return None
     return int(start[best]), int(end[best])
+
+
+def _without_likeness(centred: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Floats:
+    """Return the values less what each has from the one before, so that they can be shuffled ("prewhitening").
+
+    If a value has the part r of the one before and no other memory (an autoregressive process of first order), ``value
+    - r * value before`` are independent. A change of level remains one, at the same position. r is told from what is
+    left without the stretch that differs most, so that a change is no likeness. As two means are taken away there, r
+    comes out too small by about ``2 (1 + 3 r) / n`` (F. Marriott and J. Pope, Biometrika 41, 1954), which is added.
+    """
+    count = len(centred)
+    if count < _LEAST_FOR_LIKENESS:
+        return centred
+    best = int(_differences(centred, start, end).argmax())
+    inside = np.zeros(count, bool)
+    inside[start[best] : end[best]] = True
+    left = centred - np.where(inside, centred[inside].mean(), centred[~inside].mean())
+    spread = float((left**2).sum())
+    if not spread > 0:
+        return centred
+    like = max(0.0, float((left[1:] * left[:-1]).sum()) / spread)
+    like = min(_MOST_LIKENESS, like + 2 * (1 + 3 * like) / count)
+    # The first value has none before it; it is scaled to the spread of the others.
+    own = np.concatenate([centred[:1] * math.sqrt(1 - like**2), centred[1:] - like * centred[:-1]])
+    return own - own.mean()
 
 
 def _stretches(length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
