@@ -166,8 +166,9 @@ def _without_likeness(centred: Floats, start: NDArray[np.int64], end: NDArray[np
     like = max(0.0, float((left[1:] * left[:-1]).sum()) / spread)
     like = min(_MOST_LIKENESS, like + 2 * (1 + 3 * like) / count)
     # The first value has none before it; it is scaled to the spread of the others.
-    own = np.concatenate([centred[:1] * math.sqrt(1 - like**2), centred[1:] - like * centred[:-1]])
-    return own - own.mean()
+    own: Floats = np.concatenate([centred[:1] * math.sqrt(1 - like**2), centred[1:] - like * centred[:-1]])
+    own -= own.mean()
+    return own
 
 
 def _stretches(length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
