@@ -113,6 +113,17 @@ def test_a_timeline_in_use_is_as_accessible(tab: Any, pages: Path, page: str) ->
         assert serious_in_both(visit) == []
 
 
+def test_a_narrow_page_whose_table_scrolls_is_as_accessible(tab: Any, pages: Path) -> None:
+    """The keyboard could not reach it."""
+    with visit_in(tab) as visit:
+        visit.resize(390, 800)
+        visit.open_timeline(pages / "known.html")
+        assert visit.ask(
+            "(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)(document.querySelector('.below'))"
+        )
+        assert serious_violations(visit) == []
+
+
 @pytest.mark.nightly
 def test_the_sums_of_a_range_are_as_accessible(tab: Any, pages: Path) -> None:
     with visit_in(tab, "dark") as visit:

@@ -17,6 +17,7 @@ from tests.browser.conftest import Once, Visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run
+from tests.present.timeline.test_host_lanes import beside_a_whole_graph
 from tests.present.timelines import busy_run, steps_of
 
 HOSTILE_KERNELS = {
@@ -152,6 +153,12 @@ class TestSums:
         cells = visit.each("#sums tbody tr", "({ cells }) => [...cells].slice(-3, -1).map((cell) => cell.textContent)")
         assert cells == [["20 ns 50 %", "100 %"], ["0.0 ms 0 %", "100 %"], ["n/a", "n/a"]]
 
+    def test_beside_a_graph_recorded_whole_no_part_is_0(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline([source_of("run", beside_a_whole_graph())]), tmp_path))
+        head, cells = visit.texts("#sums thead th")[1:], visit.texts("#sums tbody td")
+        told = {part for part, cell in zip(head, cells, strict=True) if cell != "n/a"}
+        assert told == {"CUDA graph"}, "no step tells its parts, and 'exposed' was 1 ns"
+
     @pytest.mark.nightly  # in every gate without a page: tests/present/timeline/test_shown.py
     def test_the_parts_in_the_table_sum_to_the_window(self, busy: Visit) -> None:
         for window in ((0, 1_600_000), (123_456, 765_432), (1_100_001, 1_100_778)):
@@ -199,18 +206,22 @@ class TestWhole:
     def test_all_steps_are_the_measured_ones_and_the_rest_is_held(self, page: Visit) -> None:
         assert page.ask("page.window") == pytest.approx([0, 12], abs=1)
         assert page.url.endswith("timeline.html#step=all")
+        assert page.text("#steps option:checked") == "all steps"
         page.press("0")
         assert page.ask("page.window") == [-4, 15]
         assert page.is_at("*/timeline.html#from=-4&to=15")
+        assert page.text("#steps option:checked") == "whole capture", "'all steps' could not be chosen again"
         (rank,) = page.ask("page.sums()")
         assert (rank["sums"][theme.COMPUTE_ONLY], rank["sums"][theme.EXPOSED_MEMORY], rank["rest"]) == (7, 3, 0)
         assert sum(rank["sums"].values()) == 19
         page.select("#steps", "")
         assert page.ask("page.window") == pytest.approx([0, 12], abs=1), "all steps"
+        page.select("#steps", "whole")
+        assert page.ask("page.window") == [-4, 15]
 
     def test_steps_that_come_again_are_told_apart(self, page: Visit) -> None:
         options = page.texts("#steps option")
-        assert options == ["all steps", "step 0 (1 of 2)", "step 1", "step 0 (2 of 2)"]
+        assert options == ["all steps", "whole capture", "step 0 (1 of 2)", "step 1", "step 0 (2 of 2)"]
         page.press("n")
         page.press("n")
         page.press("n")

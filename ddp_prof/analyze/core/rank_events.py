@@ -355,6 +355,13 @@ class RankEvents(Brief):
         return ONLY_INCOMPLETE if is_left_out.all() else ONLY_BESIDE
 
     @property
+    def recorded_in_part(self) -> Intervals:
+        """When its host was in steps that were recorded in part: then its device is not known to be idle."""
+        steps = self.including_warmup.steps
+        rows = np.flatnonzero(self.recording.is_incomplete & self.has_steps & (self.device is not None))
+        return union(steps.start_ns[rows], steps.end_ns[rows])
+
+    @property
     def is_lost(self) -> bool:
         """Whether its process launched work on a device, and no activity of this work was recorded."""
         recording = self.recording

@@ -20,6 +20,7 @@ from ddp_prof.present.html.page import asset, escape_json, json_text, trusted_ma
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline import encoding, figure
 from ddp_prof.present.timeline.encoding import PackedBoxes, PlacedLane, Titles
+from ddp_prof.present.timeline.lanes import unknown_parts
 from ddp_prof.present.timeline.model import Timeline
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
@@ -200,7 +201,8 @@ def _page_data(
         "ranks": [
             {"panel": at, "title": rank.title, "name": rank.explained.rank, "share": rank.overlap.overlap_ratio,
              "infersBackward": rank.backward == "inferred", "knowsWait": rank.explained.knows_wait,
-             "whyUnknown": rank.why_unknown, "knowsBlocking": rank.knows_blocking}
+             "whyUnknown": rank.why_unknown, "knowsBlocking": rank.knows_blocking,
+             "unknown": sorted(unknown_parts(rank.overlap))}
             for at, panel in enumerate(model.panels)
             for rank in panel.ranks
         ],

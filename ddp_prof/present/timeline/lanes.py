@@ -41,6 +41,8 @@ _SHOWN_AS = {
 }
 """For each category of activities: kind and title of its lanes, category of its boxes."""
 _STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
+_NOTHING = "nothing"
+"""Time of which it is not known whether the device was idle."""
 
 
 def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: RankOverlap) -> tuple[Lane, ...]:
@@ -60,7 +62,7 @@ def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: Ran
         # On a GPU without recorded communication, as with gloo, our ranges on the host show it.
         if not np.any(rank.is_mine & (rank.trace.activities.category == Category.COMMUNICATION)):
             lanes.append(_host_communication_lane(rank, view, explained))
-    lanes += [_waiting_lane(rank, view, explained), _strip_lane(rank, view)]
+    lanes += [_waiting_lane(rank, view, explained), _strip_lane(rank, view, overlap)]
     return tuple(lane for lane in lanes if len(lane.boxes))
 
 
@@ -178,17 +180,25 @@ def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: 
     return np.array([rows.get(key, UNKNOWN) for key in wanted], np.int64)
 
 
-def _strip_lane(rank: RankEvents, view: View) -> Lane:
-    """Return the lane ``where time goes``, whose boxes cover each instant of the view exactly once.
+def _strip_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
+    """Return the lane ``where time goes``, whose boxes cover each instant of the view of which anything is known, once.
+
+    It is empty if it is not known how any step divides, unless graphs or kernels without a name take the time. In a
+    step that was recorded in part, and is left out, nothing tells idle time from work that was lost: there it has gaps.
 
     A box belongs to the measured step whose window contains it. Windows overlap if work of a step was launched before
     the step before it was done; then the box belongs to the step that began last.
     """
-    if not len(rank.including_warmup.events) or rank.hides_backward:  # idle time is not known either
+    is_unknown = {*theme.STRIP} <= unknown_parts(overlap) and not _has_unknown_work(rank)
+    if not len(rank.including_warmup.events) or rank.hides_backward or is_unknown:
         return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
     divided = divide(rank.including_warmup, view)
+    nothing = divided[theme.IDLE] & rank.recorded_in_part
+    divided = {**divided, theme.IDLE: divided[theme.IDLE] - nothing, _NOTHING: nothing}
     start = concatenate_columns([part.start_ns for part in divided.values()])
-    category = concatenate_columns([constant_column(CODE[name], len(part)) for name, part in divided.items()])
+    category = concatenate_columns(
+        [constant_column(CODE.get(name, UNKNOWN), len(part)) for name, part in divided.items()]
+    )
     del divided
     order = np.argsort(start, kind="stable")
     start, category = in_order(start, order), in_order(category, order)
@@ -204,8 +214,23 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     end = joined([start[1:], np.full(min(1, len(start)), view.end_ns)])
     borders = np.concatenate([[0], np.searchsorted(start, begins), [len(start)]])
     step = np.repeat(np.append(UNKNOWN, owners), np.diff(borders))
+    if len(nothing):
+        rows = np.flatnonzero(category != UNKNOWN)
+        start, end, category, step = (in_order(column, rows) for column in (start, end, category, step))
     level = np.broadcast_to(np.int64(0), len(start))
     return Lane(_STRIP_TITLE, model.STRIP, make_boxes(view, (start, end), category, step=step, level=level))
+
+
+def unknown_parts(overlap: RankOverlap) -> set[str]:
+    """Return the parts of a rank's time that are not known of any step, because its communication is not."""
+    if overlap.reason is None:
+        return set()
+    return {part for part in theme.STRIP if all(getattr(step, f"{part}_ns") is None for step in overlap.steps)}
+
+
+def _has_unknown_work(rank: RankEvents) -> bool:
+    """Return whether CUDA graphs recorded as a whole, or kernels without a name, take some of the rank's time."""
+    return any(len(rank.union_of(category)) for category in (Category.OTHER, Category.UNKNOWN))
 
 
 def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:

@@ -13,12 +13,18 @@ from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.lanes import nest
 from ddp_prof.present.timeline.model import CALLS, COMPUTE, HOST, RANGES, STRIP
+from ddp_prof.runs import load_runs
+from ddp_prof.runs.run import timeline_sources
 from ddp_prof.trace import Category, Trace
+from tests.cli.test_reported import lost_first
 from tests.drawing import column, draw_trace, with_details
 from tests.measuring import source_of
+from tests.nsys_factory import write_capture
 from tests.present.tables.test_collectives import of_backward
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddp_prof.present.timeline.model import Lane, Timeline
 
 
@@ -133,6 +139,36 @@ def test_where_backward_has_no_name_neither_steps_nor_the_strip_tell_what_hides(
     assert [len(lanes_of(model, STRIP)) for model in (named, unnamed)] == [1, 0]
 
 
+def beside_a_whole_graph() -> Trace:
+    drawn = draw_trace(
+        ranges={"step 0": "##########"},
+        launches={"main": "aBg......."},
+        streams={7: "aaaa......", 9: "..BBBBB...", 8: "gggggg...."},
+    )
+    category = np.where(drawn.activities.lane == 8, Category.OTHER, drawn.activities.category)
+    return replace(drawn, activities=replace(drawn.activities, category=category))
+
+
+def test_where_the_profiler_lost_work_nothing_is_called_idle(tmp_path: Path) -> None:
+    """Of six steps the work of four is lost, and 'idle' took them."""
+    (loaded,) = load_runs(write_capture(tmp_path / "x.sqlite", lost_first()))
+    (panel,) = build_timeline(timeline_sources([loaded])).panels
+    (strip,) = [lane.boxes for lane in panel.ranks[0].lanes if lane.kind == STRIP]
+    first, last = panel.steps
+    assert (int(strip.start_ns.min()), int(strip.end_ns.max())) == (first.start_ns, last.end_ns)
+    assert (strip.end_ns - strip.start_ns).sum() == 2_000_000, "both steps that are left, and nothing before them"
+    assert panel.start_ns < first.start_ns
+
+
+def test_where_nothing_that_communicates_was_recorded_the_device_is_not_called_idle() -> None:
+    drawn = draw_trace(
+        ranges={"step 0": "##########", "nccl:all_reduce": "..##......"},
+        launches={"main": "a........."},
+        streams={7: ".aa......."},
+    )
+    assert [lane.kind for lane in model_of(drawn).panels[0].ranks[0].lanes] == [HOST, RANGES, COMPUTE]
+
+
 def test_beside_a_graph_recorded_whole_only_what_overlapped_is_drawn_as_known() -> None:
     """Its compute was drawn as alone and its communication as exposed, and the step told a share.
 
@@ -141,13 +177,7 @@ def test_beside_a_graph_recorded_whole_only_what_overlapped_is_drawn_as_known() 
     graph     gggggg.....
     strip     ggoogge....
     """
-    drawn = draw_trace(
-        ranges={"step 0": "##########"},
-        launches={"main": "aBg......."},
-        streams={7: "aaaa......", 9: "..BBBBB...", 8: "gggggg...."},
-    )
-    category = np.where(drawn.activities.lane == 8, Category.OTHER, drawn.activities.category)
-    panel = model_of(replace(drawn, activities=replace(drawn.activities, category=category))).panels[0]
+    panel = model_of(beside_a_whole_graph()).panels[0]
     (strip,) = [lane.boxes for lane in panel.ranks[0].lanes if lane.kind == STRIP]
     rows = zip(strip.start_ns.tolist(), strip.end_ns.tolist(), strip.category.tolist(), strict=True)
     assert [(start, end, theme.CATEGORIES[code]) for start, end, code in rows] == [

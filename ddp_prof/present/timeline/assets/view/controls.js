@@ -122,12 +122,16 @@ export function showStep(timeline) {
 function controlSteps(timeline) {
   const menu = byId("steps");
   byId("step-controls").hidden = !timeline.stepKeys.length;
-  menu.replaceChildren(menu.options[0], ...timeline.stepKeys.map((key) => new Option(timeline.stepName(key), key)));
-  menu.addEventListener("change", () => (menu.value ? timeline.showStep(Number(menu.value)) : timeline.showSteps()));
+  menu.replaceChildren(menu.options[0], menu.options[1], ...timeline.stepKeys.map((key) => new Option(timeline.stepName(key), key)));
+  menu.addEventListener("change", () => {
+    if (menu.value === "whole") timeline.showAll();
+    else if (menu.value) timeline.showStep(Number(menu.value));
+    else timeline.showSteps();
+  });
   byId("step-before").addEventListener("click", () => timeline.showNeighbour(-1));
   byId("step-after").addEventListener("click", () => timeline.showNeighbour(1));
   timeline.onDraw(() => {
-    menu.value = timeline.step ?? "";
+    menu.value = timeline.step ?? (timeline.isWhole ? "whole" : "");
   });
 }
 

@@ -114,9 +114,10 @@ export class Readout {
   /** Fills the table; the parts sum to the window. */
   #fill(ranks, span) {
     const { parts, timeline: { data } } = this, several = data.panels.length > 1;
-    const head = ["rank", ...parts.map(({ label }) => label), ...(several ? ["not captured"] : []), "overlapped share", "blocking"];
+    const hasRest = several || ranks.some(({ rest }) => rest > 0);
+    const head = ["rank", ...parts.map(({ label }) => label), ...(hasRest ? ["not captured"] : []), "overlapped share", "blocking"];
     const rows = ranks.map((rank) => {
-      const cells = [...parts.map(({ name }) => rank.sums?.[name]), ...(several ? [rank.rest] : [])];
+      const cells = [...parts.map(({ name }) => rank.sums?.[name]), ...(hasRest ? [rank.rest] : [])];
       return element("tr", scoped(rankName(data, rank), "row"), ...cells.map((cell) => sumCell(cell, span)), element("td", overlapOf([rank])), blockingCell(rank, span));
     });
     this.table.replaceChildren(

@@ -197,6 +197,12 @@ export class Model {
     return this.view.from === this.base.from && this.view.to === this.base.to;
   }
 
+  /** Whether no step is shown, but the whole capture, which holds more than the measured steps. */
+  get isWhole() {
+    const [from, to] = this.limits, [first, last] = this.home;
+    return this.step === null && this.view.from <= from && this.view.to >= to && (from < first || last < to);
+  }
+
   /** Shows the whole capture. */
   showAll() {
     this.#reset();
@@ -417,8 +423,9 @@ export class Model {
 
   /**
    * For each rank, the time that each part of the strip covers in a window of the axis, in whole ns. `rest` is the time
-   * outside of its panel's capture; parts and rest sum to the window; both are null if nothing is known of the rank.
-   * `blocking` is how long something stood still for communication, null if that is not known.
+   * outside of its panel's capture, or in steps that were recorded in part; parts and rest sum to the window. Both are
+   * null if nothing is known of the rank, and so are parts that no step tells. `blocking` is how long something stood
+   * still for communication, null if that is not known.
    * @param {number} from a whole number of ns @param {number} to
    */
   sums(from = this.window[0], to = this.window[1]) {
@@ -431,6 +438,7 @@ export class Model {
       for (const track of tracks) found.sums[names.get(track.category)] = track.covered(from + offset, to + offset);
       found.blocking = this.#blocking(rank, from + offset, to + offset);
       found.rest = to - from - Object.values(found.sums).reduce((sum, part) => sum + part, 0);
+      for (const name of found.unknown) found.sums[name] = null;
     }
     return ranks;
   }
