@@ -94,3 +94,13 @@ def test_what_is_exposed_has_its_number_beside_it_where_it_is_thin(visit: Visit,
     assert visit.count(".textpoint:has-text('exposed')") == 2
     assert visit.texts(".annotation-text") == [], "there is room in it"
     assert visit.complaints == []
+
+
+def test_a_number_at_the_end_of_the_page_is_not_cut(visit: Visit, tmp_path: Path) -> None:
+    drawn = draw_trace(
+        launches={"main": "a" + "." * 299 + "A"}, streams={7: "a" * 300, 9: "." * 300 + "A" * 3}, character_ns=1000
+    )
+    visit.open_timeline(page_of(tmp_path, drawn))
+    assert visit.texts(".annotation-text") == ["3.0 µs"]
+    (number,), (page,) = visit.boxes(".annotation-text"), visit.boxes("#timeline")
+    assert number["right"] <= page["right"]

@@ -201,11 +201,16 @@ export class Painter {
     const isFree = ({ track, to }) => !track.covered(to, to + room);
     const numbered = groups.filter(isFree).map((group) => ({ ...group, ns: Math.round(group.track.covered(group.from, group.to)) }));
     const shown = numbered.sort((one, other) => other.ns - one.ns).slice(0, MOST_NUMBERS);
-    for (const { row, to, ns } of shown) this.#clear(row, to, widthOf(milliseconds(ns)) + PADDING);
-    return shown.map(({ row, to, ns }) => ({
-      x: this.#x(row, to), y: (row.top + row.bottom) / 2, xanchor: "left", xshift: 2, showarrow: false, borderpad: 1,
-      text: milliseconds(ns), font: { size: FONT_PX - 1, color: this.exposed.color }, bgcolor: this.colors.paper_bgcolor,
-    }));
+    return shown.map(({ row, to, ns }) => {
+      const text = milliseconds(ns), width = widthOf(text) + PADDING, last = this.view.on(row)[1];
+      // A number that the page's edge would cut ends there.
+      const isCut = to + width * this.pixel > last, at = isCut ? last : to;
+      this.#clear(row, isCut ? last - width * this.pixel : to, width);
+      return {
+        x: this.#x(row, at), y: (row.top + row.bottom) / 2, xanchor: isCut ? "right" : "left", xshift: isCut ? 0 : 2, showarrow: false,
+        borderpad: 1, text, font: { size: FONT_PX - 1, color: this.exposed.color }, bgcolor: this.colors.paper_bgcolor,
+      };
+    });
   }
 
   /** Removes the labels of a row that lie within some pixels after a time, where a number is. */
