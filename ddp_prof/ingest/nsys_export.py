@@ -62,6 +62,7 @@ _MOST_LETTERS = 100
 """Longest name of a GPU; longer names are cut."""
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
+_EXPORT_AGAIN = "export it again, or record each rank in a file of its own"
 LEAST_ROWS_COUNTED = 9_000_000
 """The rows of an export are counted from this number on: fewer rows fit into the memory of any machine."""
 _LEAST_BYTES_PER_ROW = 15
@@ -174,9 +175,7 @@ def _build(
     calls, calls_again = call_columns.result()
     synchronizations = in_thread(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
     tid = calls["globalTid"]
-    # If activities have no process and all calls are of one process, it is that of the activities, too.
-    if np.all(columns["globalPid"] == UNKNOWN) and len(tid) and int(tid.min()) >> 24 == int(tid.max()) >> 24:
-        columns["globalPid"] = constant_column(int(tid[0]), len(columns["globalPid"]))
+    columns["globalPid"] = _complete_processes(columns["globalPid"], tid)
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
     _name_copies(activities, copies[COPY_KIND], names)
@@ -190,6 +189,8 @@ def _build(
     facts = _read_facts(file, activities, strings)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start, counts, repeated, repeated_collectives = _find_rows(columns, activities, spans, calls, starts)
+    is_ownerless = counts["activities"] & (activities.process == UNKNOWN) & (len(tid) > 0)
+    counts["activities"] &= ~is_ownerless
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[rows_of(has_start[table])] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
@@ -207,6 +208,7 @@ def _build(
         warnings=(
             *enrich.warn_missing_starts(file.path, has_start),
             *enrich.warn_missing_ends(int(has_no_end.sum())),
+            *_warn_ownerless(file.path, is_ownerless),
             *([_NO_MPI] if facts["ranks"] else []),
             *enrich.warn_repeated(repeated + calls_again, repeated_collectives),
             *enrich.report_losses("nsys", _diagnoses(file)),
@@ -225,6 +227,34 @@ def _build(
         launches=[column[kernels] for column in launches.values()],
     )
     return trace, beside
+
+
+def _complete_processes(global_pid: Ints, global_tid: Ints) -> Ints:
+    """Return the process of each activity, also of those without a recorded one if only one can have launched them.
+
+    That is the only process of which calls, but no activities, were recorded. All others are ``UNKNOWN``, as is 0.
+
+    Args:
+        global_pid: The recorded process of each activity, ``UNKNOWN`` or 0 if there is none.
+        global_tid: The thread of each call.
+    """
+    if int(global_pid.min(initial=1)) > 0 or not len(global_tid):
+        return global_pid
+    is_missing = (global_pid == UNKNOWN) | (global_pid == 0)
+    without = set(distinct(global_tid >> 24)) - set(distinct(global_pid[~is_missing] >> 24))
+    owner = without.pop() << 24 if len(without) == 1 else UNKNOWN
+    if is_missing.all():
+        return constant_column(owner, len(global_pid))
+    return np.where(is_missing, owner, global_pid)
+
+
+def _warn_ownerless(path: Path, is_ownerless: Mask) -> Iterator[str]:
+    """Yield a warning if it is not known which process launched an activity; raise TraceError if it is of none."""
+    count, why = int(is_ownerless.sum()), "no process is recorded for them, and calls of several may have launched them"
+    if count == len(is_ownerless) > 0:
+        raise TraceError(path, f"nothing tells which ranks its {count:,} activities are of: {why}", _EXPORT_AGAIN)
+    if count:
+        yield f"{count:,} of {len(is_ownerless):,} activities left out: {why}"
 
 
 def _find_rows(

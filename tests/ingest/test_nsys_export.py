@@ -4,6 +4,7 @@ import hashlib
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.sqlite_columns import SqliteFile
-from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, global_tid, write_capture
+from tests.nsys_factory import GENERATIONS, KERNEL, Capture, Kernel, Range, global_tid, write_capture
 
 MS = 1_000_000
 MAIN, AUTOGRAD = 100, 131
@@ -101,6 +102,37 @@ def test_activities_without_a_process_are_of_the_only_process_that_made_calls(ch
         file.commit()
     found = overlap_of(path)
     assert (found.ranks, found.warnings) == (expected.ranks, expected.warnings)
+
+
+@pytest.mark.parametrize("missing", ["NULL", "0"])
+def test_activities_without_a_process_are_of_the_only_process_without_activities(missing: str, tmp_path: Path) -> None:
+    """They were a rank of their own, beside 'none of the launches of process 300 was recorded'."""
+    path, capture = tmp_path / "x.sqlite", known_truth()
+    capture.kernels += [replace(one, process=300, thread=one.thread + 200) for one in known_truth().kernels]
+    capture.ranges += [replace(one, process=300, thread=one.thread + 200) for one in known_truth().ranges]
+    expected = overlap_of(write_capture(path, capture))
+    with closing(sqlite3.connect(path)) as file:
+        file.execute(f"UPDATE {KERNEL} SET globalPid = {missing} WHERE globalPid = {global_tid(300, 0)}")
+        file.commit()
+    assert overlap_of(path).ranks == expected.ranks
+
+
+@pytest.mark.parametrize("missing", ["NULL", "0"])
+def test_activities_that_several_processes_may_have_launched_are_in_no_figure(missing: str, tmp_path: Path) -> None:
+    """Those of two ranks were one rank, of which compute of one hid communication of the other."""
+    path, capture = tmp_path / "x.sqlite", known_truth()
+    capture.kernels += [replace(one, process=300, device=1, thread=one.thread + 200) for one in known_truth().kernels]
+    write_capture(path, capture)
+    with closing(sqlite3.connect(path)) as file:
+        file.execute(f"UPDATE {KERNEL} SET globalPid = {missing} WHERE start >= {100 * MS}")
+        file.commit()
+        found = overlap_of(path)
+        assert [[step.comm_ns for step in rank.steps] for rank in found.ranks] == [[35 * MS], [35 * MS]]
+        assert "90 of 120 activities left out: no process is recorded" in " ".join(found.warnings)
+        file.execute(f"UPDATE {KERNEL} SET globalPid = {missing}")
+        file.commit()
+    with pytest.raises(TraceError, match="nothing tells which ranks its 120 activities are of"):
+        load_trace(path)
 
 
 @pytest.mark.parametrize("product", GENERATIONS)
