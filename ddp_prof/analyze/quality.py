@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_launches, name_steps
 from ddp_prof.analyze.core.steps import find_steps
@@ -231,9 +232,8 @@ _UNCERTAIN = (  # by a tenth of the time or more
     "parts of a step are what ran within"
 )
 _OF_A_PART = (
-    r"read as runs of their own|ranks differ: |steps differ: |of \d+ steps takes? \d|"
-    "no overlap figure: |"
-    "figures per step are those of other ranks|^left out: "
+    r"read as runs of their own|ranks differ: |steps differ: |of \d+ steps takes? \d|no overlap figure: |"
+    "figures per step are those of other ranks|gloo on the host is in no figure|no process is recorded|^left out: "
 )
 _CHANGES_READING = re.compile(f"{_RECORDED_WRONGLY}|{_UNCERTAIN}|{_OF_A_PART}")
 
@@ -401,6 +401,38 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
     communicates = any(rank.device is None and rank.union_of(Category.COMMUNICATION).length_ns for rank in ranks)
     if communicates and (messages := count_messages(trace)):
         yield f"sends and receives of gloo left out: {messages:,}; {WAITED_FOR}"
+    yield from _warn_about_gloo(trace, ranks)
+
+
+_NAMED_OF_GLOO = 3
+"""Largest number of kinds of events of gloo that a note names."""
+
+
+def _warn_about_gloo(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
+    """Yield a line for each process whose host communicates by gloo in steps, beside devices that communicate.
+
+    It tells how long no device of the process worked meanwhile, because that may be what gloo costs: figures are of
+    what the devices communicate. Below :data:`OVERHEAD_LIMIT` of the steps' time nothing is said.
+    """
+    spans, activities = trace.spans, trace.activities
+    names = [index for index, name in enumerate(trace.names) if name.startswith(GLOO)]
+    for rank in {rank.process: rank for rank in ranks if rank.device is not None and names}.values():
+        rows = np.flatnonzero(np.isin(spans.name_id, names) & (spans.process == rank.process))
+        steps = union(rank.steps.start_ns, rank.steps.end_ns)
+        if len(rank.steps):
+            rows = rows[steps.covered_ns(spans.start_ns[rows], spans.end_ns[rows]) > 0]
+        own = select(activities, activities.process == rank.process)
+        during = union(spans.start_ns[rows], spans.end_ns[rows])
+        whole_ns = steps.length_ns or trace.duration_ns
+        if during.length_ns <= OVERHEAD_LIMIT * whole_ns or not np.any(own.category == Category.COMMUNICATION):
+            continue
+        idle_ns = (during - union(own.start_ns, own.end_ns)).length_ns
+        called = ", ".join(f"'{trace.names[name_id]}'" for name_id in distinct(spans.name_id[rows])[:_NAMED_OF_GLOO])
+        count = f"{len(rows):,} events such as {called} last" if len(rows) > 1 else f"{called} lasts"
+        yield (
+            f"gloo on the host is in no figure, as devices communicate, too: {count} {during.length_ns / 1e6:.2f} ms "
+            f"in all, for {idle_ns / 1e6:.2f} of which no device of the process worked"
+        )
 
 
 def _warn_about_silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:

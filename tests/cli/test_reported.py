@@ -704,6 +704,27 @@ def test_operators_that_call_collectives_are_no_silence(tmp_path: Path) -> None:
     assert {one["exposed_ns"] for one in rank["steps"]} == {None}
 
 
+def test_gloo_beside_nccl_is_said_to_be_in_no_figure(tmp_path: Path) -> None:
+    """Nothing was said of it, though the device idles meanwhile.
+
+    us       940       970              1020
+    device   OOOOOOOOOO....................FF
+    gloo     ##########################......      80 us, for 50 of which the device does not work
+    """
+    barriers = [
+        event("user_annotation", "gloo:barrier", (940 + STEP * at) * US, (1020 + STEP * at) * US, PROCESS, 7)
+        for at in range(5)
+    ]
+    work = (USUAL[0], USUAL[1], USUAL[2], ("adam", 800, 960, 7, 510, MAIN))
+    trace = write_kineto(tmp_path / "x.json", job(*(step(index, work) for index in range(5))), others=barriers)
+    assert "5 events such as 'gloo:barrier' last 0.40 ms in all, for 0.25 of which no device" in one_line(trace)
+    assert "gloo on the host" not in one_line(write_kineto(tmp_path / "y.json", usual()))
+
+
+def one_line(trace: Path) -> str:
+    return " ".join(run("summary", "--notes", trace).stdout.split())
+
+
 def test_idle_time_between_steps_is_not_left_to_a_table_of_idle_time_in_them(tmp_path: Path) -> None:
     """'kernels shows what it waits for', which said that no device was idle."""
     trace = write_kineto(tmp_path / "x.json", changed(usual(), lambda _, one: replace(one, name="gemm")))
