@@ -98,7 +98,7 @@ def cause_in_short(cause: RootCause | None, reason: str | None, blocking: RunBlo
     if cause.is_late:
         return text, f"{_late_text(cause)} (ddp-prof skew)."
     said = _advice(cause).strip()
-    return (f"{text} {said}", "") if said in _FACTS else (text, said)
+    return (f"{text} {said}", "") if said in _FACTS or _is_small(cause) else (text, said)
 
 
 def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str:
@@ -224,10 +224,15 @@ def _culprit_name(cause: RootCause, shown: int = _SHOWN_PARAMETERS) -> str:
     return f"it is that of {which}" if cause.collectives_per_step == 1 else f"all of that in {which}"
 
 
+def _is_small(cause: RootCause) -> bool:
+    """Return whether the cause explains too little of the step for advice."""
+    return bool(cause.step_ns) and cause.pair_ns < WORTH_ADVICE * (cause.step_ns or 0)
+
+
 def _advice(cause: RootCause) -> str:
     """Return what would shorten the exposed time, after a space; empty if nothing follows from the cause."""
-    if cause.step_ns and cause.pair_ns < WORTH_ADVICE * cause.step_ns:
-        return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
+    if _is_small(cause):
+        return f" That is {percent(cause.pair_ns / (cause.step_ns or 1))} of the step."
     # Whether waiting for peers is most of it.
     waits = 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT
     skew = " 'ddp-prof skew' shows which rank arrives late." if waits and cause.knows_late else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.results import BESIDE
+from ddp_prof.analyze.core.blocking import ON_OTHER_DEVICE
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.step_levels import LevelChange
@@ -181,6 +182,8 @@ def _gain_text(summary: VariantSummary) -> str:
             why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
         elif exposed_ns is None:
             why = LOST_LAUNCHES if summary.collectives else "no step is known to have launched it"
+        elif summary.serves_other_devices:
+            why = ON_OTHER_DEVICE
         return f"{_hidden_text(summary)}; what the rest costs per step is not known, because {why}."
     exposed = _exposed_text(summary, step_ns, exposed_ns)
     of_step = "such a step" if communicating_steps_text(summary) else "a typical step"

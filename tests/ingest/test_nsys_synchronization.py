@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, SyncKind, Trace
-from tests.nsys_factory import US, Capture, Sync, bucket_steps, write_capture
+from tests.command_line import run
+from tests.nsys_factory import US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 
 def read(tmp_path: Path, capture: Capture, product: str = "2023.4") -> Trace:
@@ -84,6 +86,38 @@ def test_a_device_that_only_the_table_of_waits_gives_otherwise_does_not_matter(t
         sync.device = 1
     (rank,) = find_rank_events(read(tmp_path, capture))
     assert rank.blocking.total_ns == 10 * US
+
+
+def test_a_copy_that_another_device_needs_is_not_said_to_delay_nothing(tmp_path: Path) -> None:
+    """'Nothing waits for it, hiding it gains nothing': in a pipeline of two devices of one process, device 1 does.
+
+    us         0    10   20   30
+    device 0   .FFFF     GGGGGGGGGG
+    copy       ......CCCC                  from device 0 to 1, hidden by G
+    device 1   ...............FFFF
+    """
+    steps = Capture()
+    for step in range(3):
+        at, first = 100 * US * step, 10 * step
+        steps.ranges.append(Range(f"step {step}", at, at + 90 * US, 100))
+        steps.kernels += [
+            Kernel("forward", at + US, at + 5 * US, at, 100, number=first + 1),
+            Kernel("copy", at + 6 * US, at + 16 * US, at + 300, 100, 100, 30, 0, "memcpy", 8, 10, number=first + 4),
+            Kernel("forward of the next", at + 6 * US, at + 20 * US, at + 400, 100, number=first + 6),
+            Kernel("forward", at + 17 * US, at + 25 * US, at + 600, 100, 100, 17, 1, number=first + 8),
+        ]
+        steps.syncs += [
+            Sync("cudaEventRecord_v3020", at + 100, first + 2, 7, event=5),
+            Sync("cudaStreamWaitEvent_v3020", at + 200, first + 3, 30, event=5),
+            Sync("cudaEventRecord_v3020", at + 350, first + 5, 30, event=6),
+            Sync("cudaStreamWaitEvent_v3020", at + 500, first + 7, 17, event=6, device=1),
+        ]
+    path = write_capture(tmp_path / "x.sqlite", steps)
+    (told,) = json.loads(run("summary", "--format", "json", path).stdout)["runs"]
+    assert (told["blocking_ns"], told["gain_at_most"]) == (None, None)
+    assert "what needs a collective runs on another device of the process" in told["headline"]
+    assert "gain" not in told["cause"]
+    assert "on another device" in json.loads(run("critical", "--format", "json", path).stdout)["reason"]
 
 
 def test_a_wait_of_unknown_record_leaves_blocking_unknown(tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives 
 NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
 NO_CONSUMER = "the launch of what waited for a collective is not in the trace"
 NO_NODES = "what needs a collective within a CUDA graph is not recorded"
+ON_OTHER_DEVICE = "what needs a collective runs on another device of the process"
 NO_STREAMS = "the trace does not tell on which streams work ran"
 NO_COPIES = "calls for copies were recorded, but no copy, so what copies waited for, or held up, is not known"
 NO_HOST_WAITS = (
@@ -298,7 +299,8 @@ def device_blocking(
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
     tells_needs = waits.any() and (len(found.consumers) or waits_for.any())
     in_graphs = _of_graphs_that_compute(trace, found.unneeded)
-    unknown = np.append(found.unknown, in_graphs if tells_needs else found.unneeded)
+    elsewhere = _needed_elsewhere(dependencies, is_mine, found.unneeded)
+    unknown = np.concatenate([found.unknown, elsewhere, in_graphs if tells_needs else found.unneeded])
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
 
     is_known = np.ones(len(events), np.bool_)
@@ -324,8 +326,11 @@ def device_blocking(
     if not is_complete:
         lacks_launch = len(found.unknown) > 0
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), bool(tells_needs), lacks_launch)
-        if len(in_graphs) == len(collectives):  # a trace with all synchronizations would not tell it, either
+        # A trace with all synchronizations would not tell it, either.
+        if len(in_graphs) == len(collectives):
             reason = NO_NODES
+        elif len(elsewhere) and not is_doubtful.any() and not lacks_launch:
+            reason = ON_OTHER_DEVICE
     elif not is_known[collectives].all():
         reason = NO_LAUNCH.format(len(step))
     coverage = DependencyCoverage(
@@ -375,6 +380,16 @@ def _of_graphs_that_compute(trace: Trace, collectives: Ints) -> Ints:
     computes[trace.launching_calls[trace.activities.category == Category.COMPUTE]] = True
     computes[UNKNOWN] = False
     return collectives[computes[trace.launching_calls[collectives]]]
+
+
+def _needed_elsewhere(dependencies: Dependencies, is_mine: Mask, collectives: Ints) -> Ints:
+    """Return those of the collectives (rows of activities) for which a stream of another device waits.
+
+    In a pipeline of devices of one process, copies between devices are needed by the device to which they go.
+    """
+    edges = dependencies.edges
+    found: Ints = collectives[is_in(collectives, edges.producer[~is_mine[edges.consumer]])]
+    return found
 
 
 def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_counted: Mask) -> Mask:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddp_prof.analyze.core.blocking import ON_OTHER_DEVICE
 from ddp_prof.analyze.overlap import TraceOverlap, keys_of
 from ddp_prof.analyze.statistics import RatioOfRepeats, half_width_of_steps, ratio_of_repeats
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap, hide
@@ -120,6 +121,11 @@ class VariantSummary:
     host_waits_usually: bool = column(
         "whether a host waited for a collective in at least half of the steps that communicate", default=False
     )
+    serves_other_devices: bool = column(
+        "whether devices of a process wait for each other's communication, so that exposed time bounds no gain",
+        default=False,
+        in_document=False,
+    )
     communicating_steps: int = column("steps that communicate, of the rank with most of these", default=0)
     others_communicate: bool = column("whether other steps communicate, too, but not in backward", default=False)
     world_size: int | None = column("ranks of the job", default=None, null="not known")
@@ -215,11 +221,11 @@ class VariantSummary:
 
         If the blocking time is known and in most steps no host waited for communication, the limit is ``hideable_ns``.
         Otherwise it is the smaller one of the exposed time and ``blocking_at_most_ns``, but not less than
-        ``hideable_ns``. ``None`` if not known, or if the exposed time is longer than the step, as when communication
-        runs during later steps.
+        ``hideable_ns``. ``None`` if not known, as when another device waits, or if the exposed time is longer than the
+        step, as when communication runs during later steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
-        if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
+        if self.reason or self.serves_other_devices or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
             return None
         hideable_ns = self.blocking_ns if self.hideable_ns is None else self.hideable_ns
         if hideable_ns is not None and not self.host_waits_usually:
@@ -398,6 +404,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         blocked_steps=sum(map(bool, blocking_ns)) if len(blocking_ns) == len(steps) else None,
         host_waits=sum(rank.dependencies.host_waits for rank in ranks if rank.dependencies),
         host_waits_usually=any(rank.dependencies.host_waits_usually for rank in ranks if rank.dependencies),
+        serves_other_devices=any(rank.dependencies.reason == ON_OTHER_DEVICE for rank in ranks if rank.dependencies),
         nearest_step_ns=nearest.ns,
         compute_only_ns=nearest.compute_only_ns,
         exposed_memory_ns=nearest.exposed_memory_ns,
