@@ -20,7 +20,7 @@ from ddp_prof.tune.tries import TODAY, Try, parse_tries
 OF_SCHEDULE = ("bucket_cap_mb=5,50,100",)
 """Tries that change when gradients are sent. They are worth it only if enough of the step waits for communication."""
 SIZES_OF_FINDINGS = {"one collective per parameter": "25", "one bucket for all gradients": "5,25"}
-"""Sizes of buckets in MiB that are tried for a finding whose advice names none."""
+"""Sizes of buckets in MiB that are tried for a finding whose advice names none: those of collectives are not known."""
 CHANGES_RESULTS = frozenset(("broadcast_buffers",))
 """Settings of the doctor's advice that change results, so that they are tried only when asked for."""
 
@@ -30,7 +30,7 @@ def tries_of(finding: Finding) -> tuple[str, ...]:
 
     Without any, the finding needs a change of the program.
     """
-    if sizes := SIZES_OF_FINDINGS.get(finding.rule):
+    if finding.value is None and (sizes := SIZES_OF_FINDINGS.get(finding.rule)):
         return (f"bucket_cap_mb={sizes}",)
     if finding.argument is None or finding.value is None or finding.argument in CHANGES_RESULTS:
         return ()

@@ -17,6 +17,7 @@ from ddp_prof.analyze.collectives.timing import (
     carry_gradients,
 )
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
+from ddp_prof.analyze.doctor.bucket_size import OF_MANY, OF_ONE, bucket_cap_mb
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
@@ -411,14 +412,19 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     sizes = every.bytes[every.bytes != UNKNOWN]
     if are_many_and_small(int(count), sizes):
         typical = f", half of them of {median_or_zero(sizes) / 2**20:.3g} MiB or less" if len(sizes) else ""
+        cap = None if every.are_sharded else bucket_cap_mb(every, OF_MANY)
+        larger = "Put gradients into a dozen buckets or more, of at most 25 MiB"
+        if cap is not None:
+            larger = f"Put gradients into larger buckets, as by bucket_cap_mb={cap} of DistributedDataParallel"
         return Finding(
             "one collective per parameter",
             f"A typical {every.unit_name} reduces its gradients by {count} collectives{typical}.",
             "Shard larger parts of the model as one unit each: each collective costs its latency."
             if every.are_sharded
-            else "Put gradients into buckets of some MiB: each collective costs its latency.",
+            else f"{larger}: each collective costs its latency.",
             *run.where(every),
             argument=None if every.are_sharded else "bucket_cap_mb",
+            value=cap,
         )
     # Too few: a single one. If it is launched after backward, ``after_backward`` reports it.
     if count > 1 or 2 * np.count_nonzero(every.blocking == _AFTER_BACKWARD) > len(every):
@@ -427,6 +433,8 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("one bucket for all gradients", run.collectives.reason)
     exposed = median_or_zero(every.exposed_ns)
     if not every.are_small and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
+        cap = None if every.are_sharded else bucket_cap_mb(every, OF_ONE)
+        setting = "(bucket_cap_mb)" if cap is None else f"(bucket_cap_mb={cap})"
         return Finding(
             "one bucket for all gradients",
             f"One collective reduces all gradients of a {every.unit_name}, and {exposed / 1e6:.2f} ms of it are "
@@ -434,10 +442,11 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             "Shard the model in several units (fully_shard: its layers, too; DeepSpeed: a smaller reduce_bucket_size), "
             "so that the first reductions begin while backward computes."
             if every.are_sharded
-            else "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
+            else f"Take several buckets {setting}, so that the first begin while backward computes.",
             *run.where(every),
             median_or_zero(every.sum_of_steps(every.cost_ns)),
             argument=None if every.are_sharded else "bucket_cap_mb",
+            value=cap,
         )
     return None
 

@@ -90,7 +90,7 @@ class Finding:
     gain_high_ns: int | None = None
     gain_reason: str | None = None
     argument: str | None = None
-    value: str | int | bool | None = None
+    value: str | float | bool | None = None
     cost_reason: str | None = None
 
 
