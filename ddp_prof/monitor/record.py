@@ -266,7 +266,7 @@ def _text(record: Mapping[str, Any]) -> str:
     if record["contention_ns"]:
         said.append(f"compute slowed by {milliseconds(record['contention_ns'])}")
     if (gain := record["schedule_gain_ns"]) is not None and (step_ns := record["communicating_step_ns"]):
-        said.append(f"no schedule gains more than {percent(gain / step_ns)}{' of these' if some else ''}")
+        said.append(f"hiding all of it gains at most {percent(gain / step_ns)}{' of these' if some else ''}")
     if late := record["late"]:
         said.append(
             f"rank {late['rank']} arrives last in {late['steps']} of {late['of_steps']} steps, "

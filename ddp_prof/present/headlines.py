@@ -149,7 +149,7 @@ def cost_text(cost: Cost, bounds: Bounds) -> str | None:
         slows = f"by how much communication slows compute is not known, at most {at_most} per step: {cost.reason}"
     if bounds.schedule_ns is None:
         return f"{slows}."
-    schedule = f"no schedule can gain more than {milliseconds(bounds.schedule_ns)} per step"
+    schedule = f"hiding all of it can gain no more than {milliseconds(bounds.schedule_ns)} per step"
     network = bounds.network_ns if bounds.network_ns is not None else bounds.high_ns
     if network is None:
         return f"{slows}; {schedule}."

@@ -18,7 +18,11 @@ from ddp_prof.tune.recorded import record
 from ddp_prof.tune.tries import TODAY, Try, parse_tries
 
 OF_SCHEDULE = ("bucket_cap_mb=5,50,100",)
-"""Tries that change when gradients are sent. They are worth it only if enough of the step waits for communication."""
+"""Tries that change when gradients are sent, and by how many collectives.
+
+They are worth it only if enough of the step waits for communication or, as fewer collectives take less time, if
+communication may slow compute by enough.
+"""
 SIZES_OF_FINDINGS = {"one collective per parameter": "25", "one bucket for all gradients": "5,25"}
 """Sizes of buckets in MiB that are tried for a finding whose advice names none: those of collectives are not known."""
 CHANGES_RESULTS = frozenset(("broadcast_buffers",))
@@ -56,7 +60,7 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
 
     Args:
         diagnosis: The doctor's findings. If it is unknown what a finding costs, it is tried.
-        bounds: How much a better schedule could gain at most.
+        bounds: How much hiding communication, and how much another network, could gain at most.
         step_ns: Length of a step; ``None`` if not known.
         worth: The smallest gain that is worth having, as a fraction of a step.
     """
@@ -69,15 +73,18 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
             texts += tries
             cost = "" if share is None else f", at most {100 * share:.1f} % of a step"
             reasons.append(f"{finding.rule}{cost}: trying {' and '.join(tries)}")
-    # Bucket sizes, unless no schedule could gain enough.
+    # Bucket sizes, unless they could not gain enough.
     if bounds.schedule_ns is None or not step_ns:
         texts += OF_SCHEDULE
         unknown = "how much of a step waits for communication is not known"
         reasons.append(f"{unknown}: trying {' and '.join(OF_SCHEDULE)}")
     else:
-        share = bounds.schedule_ns / step_ns
-        said = f"no schedule can gain more than {100 * share:.1f} %"
-        if share >= worth:
+        share, with_contention = (max(0, ns or 0) / step_ns for ns in (bounds.schedule_ns, bounds.high_ns))
+        said = f"hiding communication can gain no more than {100 * share:.1f} %"
+        if share < worth <= with_contention:
+            more = f"{100 * (with_contention - share):.1f} %"
+            said += f", but fewer collectives slow compute for less time, which may gain up to {more} more"
+        if max(share, with_contention) >= worth:
             texts += OF_SCHEDULE
             reasons.append(f"{said}: trying {' and '.join(OF_SCHEDULE)}")
         else:

@@ -77,13 +77,13 @@ class Why:
 def bounds_of(run: Run, _tried: Try) -> Iterator[Foreseen]:
     """Yield the two bounds of the cost model for today's run.
 
-    No schedule gains more than the time that waits for communication. No network gains more than that and contention
+    Hiding communication gains no more than the time that waits for it. No network gains more than that and contention
     (the time by which communication slows compute), which is known only if the slowdown is known. The bound is the
     upper end of its interval, if there is one.
     """
     bounds, step_ns = run.cost().bounds, _step_ns(run)
     network_ns = bounds.network_ns if bounds.network_ns is None or bounds.high_ns is None else bounds.high_ns
-    named = (("any schedule", bounds.schedule_ns), ("any network", network_ns))
+    named = (("hiding communication", bounds.schedule_ns), ("any network", network_ns))
     for source, ns in named:
         yield _foreseen(source, True, (ns, None, None), step_ns, bounds.reason)
 

@@ -14,7 +14,7 @@ from tests.nsys_factory import STEP_NS, US, Kernel, Range, bucket_steps, write_c
 
 
 def test_a_gain_is_a_share_of_the_steps_that_communicate(tmp_path: Path) -> None:
-    """A step of 80 us that exposes 60, and three micro-batches of 10: "no schedule gains more than 600 %"."""
+    """A step of 80 us that exposes 60, and three micro-batches of 10: "hiding all of it gains at most 600 %"."""
     capture = bucket_steps(70)
     capture.ranges[0].end = 2 * STEP_NS
     for step in (1, 2, 3):
@@ -27,7 +27,7 @@ def test_a_gain_is_a_share_of_the_steps_that_communicate(tmp_path: Path) -> None
     assert (record["step_ns"], record["schedule_gain_ns"]) == (10 * US, 60 * US)
     assert record["text"] == (
         "step 10; 10.0 µs a step; 80.0 µs in the 1 of 4 steps that communicate: communication 70.0 µs, of which "
-        "60.0 µs exposed; no schedule gains more than 75 % of these"
+        "60.0 µs exposed; hiding all of it gains at most 75 % of these"
     )
     (row,) = monitor_view(load_log(write_log(tmp_path, [record]))).rows
     assert row["gain_at_most_%"] == 75

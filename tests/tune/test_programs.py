@@ -428,7 +428,7 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     assert known == {**document, "foreseen": known["foreseen"]}, "all of it was in the store"
     # The hook sleeps before it communicates: this is no waiting for communication, so the gain is beyond the bound.
     assert [(one["source"], one["is_bound"]) for one in known["foreseen"][:2]] == [
-        ("any schedule", True),
+        ("hiding communication", True),
         ("any network", True),
     ]
     assert known["foreseen"][0]["measured"] == "beyond"

@@ -30,16 +30,21 @@ UNDECIDED = Gain(0.05, None, None, 3, 0.01)
     ("foreseen", "measured", "expected", "said"),
     [
         # A bound says nothing of how much of it a try gains.
-        (Foreseen("any schedule", True, 0.2), MEASURED, WITHIN, "at most 20.0 %; measured 5.0 % (3.0 to 7.0): within"),
-        (Foreseen("any schedule", True, 0.06), MEASURED, WITHIN, "at most 6.0 %"),
-        (Foreseen("any schedule", True, 0.02), MEASURED, BEYOND, "something else became shorter, too"),
+        (
+            Foreseen("hiding communication", True, 0.2),
+            MEASURED,
+            WITHIN,
+            "at most 20.0 %; measured 5.0 % (3.0 to 7.0): within",
+        ),
+        (Foreseen("hiding communication", True, 0.06), MEASURED, WITHIN, "at most 6.0 %"),
+        (Foreseen("hiding communication", True, 0.02), MEASURED, BEYOND, "something else became shorter, too"),
         # An expectation agrees where both intervals have a value in common.
         (Foreseen("copies", False, 0.02, 0.01, 0.04), MEASURED, WITHIN, "copies: 2.0 % (1.0 to 4.0); measured"),
         (Foreseen("copies", False, 0.02, 0.01, 0.029), MEASURED, BEYOND, "the intervals exclude each other"),
         (Foreseen("copies", False, 0.09, 0.08, 0.10), MEASURED, BEYOND, "the intervals exclude each other"),
         (Foreseen("copies", False, 0.02), MEASURED, UNKNOWN, "copies: 2.0 %; measured 5.0 % (3.0 to 7.0)"),
         (Foreseen("any network", True, None, reason="on a CPU"), MEASURED, UNKNOWN, None),
-        (Foreseen("any schedule", True, 0.02), UNDECIDED, UNKNOWN, "at most 2.0 %"),
+        (Foreseen("hiding communication", True, 0.02), UNDECIDED, UNKNOWN, "at most 2.0 %"),
     ],
 )
 def test_what_was_foreseen_beside_what_was_measured(
@@ -61,7 +66,7 @@ def known_of(capture: str, tried: str) -> dict[str, tuple[float | None, float | 
 
 
 def test_only_findings_that_a_setting_of_the_try_answers_foresee_its_gain() -> None:
-    bound = {"any schedule": (None, 593.8)}
+    bound = {"hiding communication": (None, 593.8)}
     copies = {"copies out of buckets": (None, 14.0), "copies out of buckets, simulated": (0.1, 0.2)}
     assert known_of("h200/nccl/torch", "gradient_as_bucket_view") == bound | copies
     assert known_of("h200/nccl/torch", "static_graph+gradient_as_bucket_view") == bound | copies
@@ -98,7 +103,7 @@ def test_a_row_for_what_was_measured_and_for_each_source(why: Why, capsys: pytes
     assert len(printed) == 2 + len(why.foreseen)
     assert why_view(why).title.splitlines()[:2] == [
         "why bucket_cap_mb=10 is faster:",
-        "any schedule: at most 17.6 %; measured 5.0 % (3.0 to 7.0): within that",
+        "hiding communication: at most 17.6 %; measured 5.0 % (3.0 to 7.0): within that",
     ]
 
 
@@ -110,7 +115,11 @@ def test_the_page_has_the_result_and_why(why: Why, tmp_path: Path) -> None:
     assert best.gain is not None
     write_tuning_page(result, tmp_path / "tune.html", Why(best.tried, best.gain, why.runs, why.foreseen))
     page = (tmp_path / "tune.html").read_text()
-    for said in (*tuning_view(result).title.splitlines()[:-1], "any schedule: at most 17.6 %", "torchrun train.py"):
+    for said in (
+        *tuning_view(result).title.splitlines()[:-1],
+        "hiding communication: at most 17.6 %",
+        "torchrun train.py",
+    ):
         assert said in page
     assert "<h1>Recommended: DistributedDataParallel(model, bucket_cap_mb=10)</h1>" in page
     write_tuning_page(result, tmp_path / "alone.html")
