@@ -34,7 +34,7 @@ from ddp_prof.analyze.what_if.rules import (
     split_at_sums,
     torch_rule_of,
 )
-from ddp_prof.analyze.what_if.structure import RankStructure
+from ddp_prof.analyze.what_if.structure import Copied, RankStructure
 from ddp_prof.table import UNKNOWN, Ints
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -165,12 +165,7 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
         return bucket, []
     if source == GRIDS and into is not None:
         return (into.bucket if _are_all(into.bucket, calls) else None), []
-    if (
-        into is not None
-        and into.knows_bytes
-        and np.array_equal(-(-sizes // _GRID_BYTES) * _GRID_BYTES, into.bytes)  # rounded up, as by grids
-        and _are_all(into.bucket, calls)
-    ):
+    if into is not None and _may_copy(into, sizes) and _are_all(into.bucket, calls):
         return into.bucket, []
     rule = find_rule(sizes, calls)
     if rule is None:
@@ -179,6 +174,18 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
     for position, members in enumerate(fill_until_reached(sizes, *rule)):
         bucket[members] = position
     return bucket, [BY_RULE.format(cap=rule[1] / BYTES_PER_MB)]
+
+
+def _may_copy(into: Copied, sizes: Ints) -> bool:
+    """Return whether the kernels that copy into buckets may copy gradients of these sizes, one after the other.
+
+    Where their grids do not tell the sizes, as of a recent torch, a thread computes four numbers or eight.
+    """
+    if into.knows_bytes:
+        return np.array_equal(-(-sizes // _GRID_BYTES) * _GRID_BYTES, into.bytes)  # rounded up, as by grids
+    if len(into.bytes) != len(sizes):
+        return False
+    return bool(np.all((into.bytes - _GRID_BYTES < sizes) & (sizes <= 2 * into.bytes)))
 
 
 def _are_all(bucket: Ints, calls: int) -> bool:
