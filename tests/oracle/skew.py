@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import comb
 from statistics import median
@@ -83,13 +83,14 @@ def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[Ra
             lag_ns=_median([unit[i] for unit in largest]),
             lag_when_last_ns=_median([unit[i] for unit, who in zip(largest, last, strict=True) if who == i]),
             worst_lag_ns=_whole(max((lag for unit in largest if (lag := unit[i]) is not None), default=None)),
-            exposed_wait_ns=_waits([rows[place] for _, places in units for place in places], i) if rows else None,
+            exposed_wait_ns=_waits([rows[place] for _, places in units for place in places], i),
             cost_ns=sum(cost for cost, who in zip(costs, last, strict=True) if who == i)
             if has_steps
             else _cost([row for row, who in zip(rows, late, strict=True) if who == i], i),
         )
         for i in range(len(ranks))
     ]
+    each = [one if one.matched else replace(one, exposed_wait_ns=None, cost_ns=None) for one in each]
     return steps if has_steps else [], each
 
 

@@ -30,7 +30,7 @@ class RankArrivals:
         has_largest_lag: For each element of ``lags_ns``, whether it is the largest of all ranks, and above the
             residual.
         lags_before_ns: How late the rank was when each step began; ``None`` without steps.
-        exposed_wait_ns, cost_ns: The columns with these names; ``None`` if the exposed time of some rank is not known.
+        exposed_wait_ns, cost_ns: The columns with these names.
         steps: Number of steps with matched collectives.
     """
 
@@ -58,6 +58,13 @@ def median_lag(lags: Floats) -> int | None:
 
 def int_or_none(value: float) -> int | None:
     return None if np.isnan(value) else round(float(value))
+
+
+_NO_STEPS = "no steps are marked; none of its collectives is found on another rank"
+_NO_COST = (
+    "the exposed time of some rank is not known; none of its collectives is found on another rank; collectives of no "
+    "step queued for waits"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +107,12 @@ class RankSkew(RankResult):
     exposed_wait_ns: int | None = column(
         "sum of its own exposed waits for other ranks",
         measure=lambda of: of.exposed_wait_ns,
-        null="the exposed time of some rank is not known",
+        null="the exposed time of some rank is not known; none of its collectives is found on another rank",
     )
     cost_ns: int | None = column(
         "sum of the costs of the steps in which it had the largest lag; without steps, its cost in the capture",
         measure=lambda of: of.cost_ns,
-        null="the exposed time of some rank is not known; nothing was matched; collectives of no step queued for waits",
+        null=_NO_COST,
     )
     qualifier: str = column(
         "name of its file, if ranks of several files are called alike; else empty",
@@ -134,33 +141,33 @@ class RankSkew(RankResult):
     @derived(
         "steps in which the rank arrived last",
         key="last_steps",
-        null="no steps are marked",
+        null=_NO_STEPS,
         stays=ALWAYS,
         in_document=False,
         after="last_collectives",
     )
     def last_of_steps(self) -> int | None:
-        """The same as ``last_steps``, but ``None`` without steps."""
-        return self.last_steps if self.all_steps else None
+        """The same as ``last_steps``, but ``None`` if it is not known when the rank arrives in a step."""
+        return self.last_steps if self.all_steps and self.matched else None
 
     @property
     @derived(
         "share of the steps in which the rank arrived last",
         key="last_%",
-        null="no steps are marked",
+        null=_NO_STEPS,
         stays=WITH_ROOM,
         in_document=False,
         after="last_of_steps",
     )
     def last_ratio(self) -> float | None:
         """``last_steps`` over all steps with matched collectives, 0 to 1."""
-        return self.last_steps / self.all_steps if self.all_steps else None
+        return self.last_steps / self.all_steps if self.all_steps and self.matched else None
 
     @property
     @derived(
         "exposed time in which a peer had not arrived, mean per step",
         key="exposed_wait_ms",
-        null="the exposed time of some rank is not known",
+        null="the exposed time of some rank is not known; none of its collectives is found on another rank",
         stays=WITH_MUCH_ROOM,
         in_document=False,
         after="worst_lag_ns",
@@ -173,7 +180,7 @@ class RankSkew(RankResult):
     @derived(
         "what another rank would gain at most without the lag of this one, mean per step",
         key="costs_others_ms",
-        null="the exposed time of some rank is not known; nothing was matched; collectives of no step queued for waits",
+        null=_NO_COST,
         stays=USUALLY,
         in_document=False,
         after="mean_exposed_wait_ns",

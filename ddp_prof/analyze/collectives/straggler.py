@@ -63,7 +63,9 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     rows = np.concatenate(compared.rows) if compared.rows else np.arange(len(run.matches))
     waited_ns: list[int | None] = [None] * len(run.ranks)
     if waits_ns is not None and len(rows):
-        waited_ns = waits_ns[rows].sum(axis=0).tolist()
+        # Whether a rank waits whose collectives are found on no other rank is not known.
+        known = zip(waits_ns[rows].sum(axis=0).tolist(), takes_part.any(axis=0), strict=True)
+        waited_ns = [waited if is_matched else None for waited, is_matched in known]
     arrivals = [
         RankArrivals(
             rank=rank,
@@ -203,7 +205,7 @@ def _cost_of_rank(
     run: RunAnalysis, compared: Comparison, steps: Sequence[StepSkew], waits_ns: Ints | None, rank: int
 ) -> int | None:
     """Return what the rank with this index costs the others in the whole capture; ``None`` if it is not known."""
-    if waits_ns is None or not len(run.matches):
+    if waits_ns is None or not np.any(run.matches.rows[:, rank] != UNKNOWN):
         return None
     if steps:
         return sum(step.cost_ns or 0 for step in steps if step.last == rank)

@@ -178,6 +178,23 @@ def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path
     assert skew_view(run, skew).rows == []
 
 
+def test_what_a_rank_without_kernels_waits_and_costs_is_not_known(tmp_path: Path) -> None:
+    """Its wait, its cost and the number of steps in which it was last were 0."""
+    for rank in range(3):
+        capture = rank_capture(rank, world=3)
+        capture.kernels = [one for one in capture.kernels if rank < 2 or not one.name.startswith("nccl")]
+        write_capture(tmp_path / f"rank{rank}.sqlite", capture)
+    skew = measure_skew(load_runs(tmp_path)[0].analysis())
+    first, late, silent = skew.ranks
+    assert (silent.matched, silent.exposed_wait_ns, silent.cost_ns, silent.last_of_steps, silent.last_ratio) == (
+        0, None, None, None, None,
+    )  # fmt: skip
+    assert late.cost_ns
+    assert late.last_of_steps == STEPS
+    assert first.exposed_wait_ns
+    assert first.cost_ns == 0
+
+
 def test_of_three_ranks_the_two_that_are_there_are_compared(tmp_path: Path) -> None:
     present = [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank, world=3)) for rank in (1, 2)]
     run = run_of(*map(load_trace, present))
