@@ -76,6 +76,19 @@ def test_a_heading_sorts_by_number_or_by_letters_and_back(page: Visit) -> None:
     assert page.count('table.sortable >> nth=0 >> th[aria-sort="ascending"]') == 0
 
 
+def test_a_heading_stands_over_its_column(page: Visit) -> None:
+    """Where the first column held numbers, such as ranks, its heading was at the right and they at the left."""
+    for table in range(page.count("table.sortable")):
+        headings, cells = (
+            page.each(
+                f"table.sortable >> nth={table} >> {row} > *",
+                "(each) => getComputedStyle(each).textAlign.replace('start', 'left')",
+            )
+            for row in ("thead tr", "tbody tr:first-child")
+        )
+        assert headings == cells
+
+
 def test_a_filter_leaves_the_rows_with_its_text(page: Visit) -> None:
     page.fill("input[type=search] >> nth=0", "NCCL")
     assert column(page, "kernel") == ["ncclDevKernel_AllReduce"]
