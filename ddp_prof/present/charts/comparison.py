@@ -153,7 +153,8 @@ def subtitle(results: Sequence[TraceOverlap]) -> str:
     caveats = {caveat for result in results for caveat in result.caveats}
     text = theme.device_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
-    return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"
+    numbers = " or ".join(filter(None, (", ".join(map(str, ranks[:-1])), *map(str, ranks[-1:]))))
+    return f"{text}  ·  {numbers} {'rank' if ranks == [1] else 'ranks'}"
 
 
 _HALF = 0.36

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,14 @@ def test_the_headline_names_few_runs_or_the_extremes_and_a_cpu() -> None:
     assert many.text == "<b>From 0 % (naive) to 100 % (overlap) of the communication hides behind compute</b>"
     alike = draw_comparison([BARE] * 4).layout.title
     assert alike.text == "<b>0 % of the communication hides behind compute</b>"
+
+
+def test_numbers_of_ranks_are_not_a_fraction() -> None:
+    """'1/2 ranks' may be one of two."""
+    runs = [replace(BARE, ranks=BARE.ranks * count) for count in (8, 1, 2, 2)]
+    assert [comparison.subtitle(runs[:count]).rpartition("·")[2].strip() for count in (1, 2, 4)] == [
+        "8 ranks", "1 or 8 ranks", "1, 2 or 8 ranks",
+    ]  # fmt: skip
 
 
 def test_bars_are_as_long_as_the_steps_of_the_table() -> None:
