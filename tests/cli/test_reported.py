@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import run
+from tests.command_line import csv_rows, run
 from tests.kineto_factory import event, write_kineto
 from tests.night import of_which_the_gate_keeps
 from tests.nsys_factory import CALL, KERNEL, NCCL, NVTX, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
@@ -753,6 +753,12 @@ def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str
     assert "idle" not in run("summary", trace).stdout
     (use,) = json.loads(run("kernels", "--format", "json", trace).stdout)["ranks"]
     assert (use["idle_ns"], use["idle"], "no copy" in use["idle_reason"]) == (None, [], True)
+
+
+def test_beside_a_graph_recorded_whole_no_share_of_the_step_is_all_communication(tmp_path: Path) -> None:
+    """What was recorded beside it takes 40 % of the step, and it may communicate, too."""
+    (row,) = csv_rows("compare", written("", graph_whole(), "nsys", tmp_path))
+    assert (float(row["comm_ms"]), row["comm_of_step_%"]) == (0.4, "")
 
 
 def with_streams(trace: Path, number: int | None) -> Path:

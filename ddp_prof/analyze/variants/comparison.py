@@ -184,6 +184,8 @@ class VariantSummary:
     )
     def communication_ratio(self) -> float | None:
         """Communication of a step that communicates, overlapped or not, divided by the length of such a step."""
+        if self.reason == GRAPHS:  # more of it may be in them
+            return None
         return self.comm_ns / self.communicating_step_ns if self.comm_ns and self.communicating_step_ns else None
 
     @property
