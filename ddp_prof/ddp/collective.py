@@ -170,7 +170,7 @@ def launch_broadcast(
 
     The tensors have one data type and device, and are sent together in a copy. The returned function waits for the
     broadcast and copies the result into the tensors. A single contiguous tensor is broadcast in place. ``bucket`` is
-    the number for the range.
+    the number for the range. The tensors' version counters stay as they are, as only the caller knows what changed.
     """
     is_in_place = len(tensors) == 1 and tensors[0].is_contiguous() and _resolved(tensors[0]) is tensors[0]
     flat = tensors[0].detach() if is_in_place else torch.cat([_resolved(tensor).flatten() for tensor in tensors])
@@ -188,7 +188,7 @@ def launch_broadcast(
         if is_in_place:
             return
         for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view(tensor.shape))
+            tensor.data.copy_(part.view(tensor.shape))
 
     return finish
 

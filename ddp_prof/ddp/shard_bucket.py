@@ -51,6 +51,7 @@ class ShardBucket(GradientBucket):
         self._before: torch.Tensor | None = None  # the shard's ``grad`` before, to which the new gradient is added
         self._own_slices = self._find_own_slices()
         self._with_gradient: set[int] = set()  # slots that are part of the shard's gradient
+        self._used_here: set[int] = set()  # slots for which this rank itself had a gradient that is part of it
         # Slots whose ``grad`` is a placeholder for their part of the shard's gradient, from one reduction to the next.
         self._held: set[int] = set()
         self._stale: set[int] = set()  # slots whose part of the shard's gradient was dropped since the last reduction
@@ -82,6 +83,20 @@ class ShardBucket(GradientBucket):
                 "other ranks do not have the change: change the module's parameters instead, on every rank"
             )
 
+    def note_step(self) -> None:
+        """Tell autograd that a step has changed the parameters that have a gradient, as a step in place does.
+
+        All-gathers write past the parameters. Without this, a backward through a graph from before the step would use
+        the new values in silence. Other parameters keep their values, so older graphs of theirs stay valid. Whether
+        another rank alone had a gradient is known only of parameters of which the shard has a part.
+        """
+        if self.shard.grad is None:
+            return
+        for slot in self._with_gradient:
+            own = self._own_slices[slot]
+            if slot in self._used_here or own.stop > own.start:
+                torch.autograd.graph.increment_version(self.parameters[slot])
+
     def _find_own_slices(self) -> list[slice]:
         """Return for each parameter the slice of :attr:`shard` with its elements; empty if the shard has none."""
         ends = itertools.accumulate(parameter.numel() for parameter in self.parameters)
@@ -112,11 +127,16 @@ class ShardBucket(GradientBucket):
         # The first gradient of a step; later ones check whether ``zero_grad()`` was called since.
         if self.missing == len(self.parameters):
             self._before = self.shard.grad
+            if self._before is None:
+                self._used_here.clear()
             self._taken_shard.reset()
             self.shard.grad = self._taken_shard
         elif self.parameters[slot].grad is not None:  # what is only filled up, at the end, brings nothing new
             self._drop_with_shard()
-        return super().take(slot, scale)
+        has_gradient = super().take(slot, scale)
+        if has_gradient:
+            self._used_here.add(slot)
+        return has_gradient
 
     def _release_held(self, slot: int) -> None:
         """Give a parameter its own ``grad`` again; note if the program dropped or replaced the one that was reduced."""

@@ -222,8 +222,11 @@ class ShardedDDP(ReducingVariant):
         super().on_step(optimizer)
         if self._is_own(optimizer):
             self.wait_for_parameters()  # those of an optimizer that this one has called
+            stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             for bucket in self._reducer.buckets:
                 bucket.idle.after_step()
+                if id(bucket.shard) in stepped:
+                    bucket.note_step()
             has_aliases = any(bucket.has_aliases() for bucket in self._reducer.buckets)  # before a message is one
             # The last bucket holds the first layers, which the next forward needs first.
             for bucket in reversed(self._reducer.buckets):

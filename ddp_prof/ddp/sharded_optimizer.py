@@ -187,6 +187,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 in_flight.popleft()()
         for finish in in_flight:
             finish()
+        # As a step in place does: a backward that needs the values from before is then an error of autograd. Parameters
+        # without a gradient were sent as they were, and older graphs of theirs stay valid.
+        for tensor in itertools.chain.from_iterable(self._owned):
+            if tensor.grad is not None:
+                torch.autograd.graph.increment_version(tensor)
 
     def _copied_attributes(self) -> dict[str, Any]:
         """Return the attributes that a copy or pickle takes over, by name."""
