@@ -21,8 +21,10 @@ LEAST_DIFFERENCE = 0.05
 
 TOO_ALIKE = (
     "both captures hide about as much communication, {one:.1f} and {other:.1f} ms per step, so by how "
-    "much it slows compute does not show: calibrate with a capture that waits for each collective, such as naive"
+    "much it slows compute does not show: calibrate with a capture that {differs}"
 )
+HIDES_LESS = "waits for each collective, such as naive"
+HIDES_MORE = "hides more of it, as with smaller buckets"
 IMPOSSIBLE = (
     "the two captures differ by more than communication explains ({share:.0f} % of the time beside it): record both "
     "again, one directly after the other"
@@ -53,7 +55,8 @@ def slowed_between(first: Numbers, second: Numbers) -> Slowed:
     """
     (took, beside), (other_took, other_beside) = first.mean(axis=0), second.mean(axis=0)
     if abs(beside - other_beside) < LEAST_DIFFERENCE * took:
-        return Slowed(None, None, None, TOO_ALIKE.format(one=beside / 1e6, other=other_beside / 1e6))
+        differs = HIDES_LESS if beside >= LEAST_DIFFERENCE * took else HIDES_MORE  # none hides less than nothing
+        return Slowed(None, None, None, TOO_ALIKE.format(one=beside / 1e6, other=other_beside / 1e6, differs=differs))
     share = float((took - other_took) / (beside - other_beside))
     # The interval: by how much the steps of each capture vary in ``took - share * beside``; both add as variances do.
     halves = (half_of_blocks(of[:, 0] - share * of[:, 1], most=95) for of in (first, second))

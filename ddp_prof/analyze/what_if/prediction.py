@@ -64,12 +64,8 @@ _OF_95 = 1.645 / 1.96
 """The width of a 90 % interval, as a fraction of that of a 95 % interval."""
 
 NO_KAPPA = (
-    "by how much communication slows compute is not known ({why}): capture it with more steps, or with several "
-    "collectives in a step, some of them beside compute"
-)
-NO_KAPPA_ON_CPU = (
     "by how much communication slows compute is not known ({why}): give a second capture of the same job that hides "
-    "more of its communication, or less, to 'ddp-prof whatif --calibrate'"
+    "more of its communication, or less, as with another bucket size, to 'ddp-prof whatif --calibrate'"
 )
 OFF = (
     "a simulation of today's step is off by {off:.1f} %, and at most {most:.0f} % is allowed: something else than "
@@ -276,8 +272,7 @@ def _find_slowed(structure: RankStructure, find: Callable[[], Slowed], calibrati
         return min(known, key=_width)
     if by_runs is not None:
         return by_runs
-    words = NO_KAPPA_ON_CPU if structure.on_host else NO_KAPPA
-    return Slowed(None, None, None, words.format(why=by_kernels.reason or ON_CPU))
+    return Slowed(None, None, None, NO_KAPPA.format(why=by_kernels.reason or ON_CPU))
 
 
 def _width(slowed: Slowed) -> float:

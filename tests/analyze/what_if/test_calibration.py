@@ -35,6 +35,8 @@ def test_captures_that_hide_as_much_say_nothing() -> None:
     found = calibrate(SLOWER.capture(buckets_of(10), steps=3), SLOWER.capture(buckets_of(10), steps=3))
     assert found.share is None
     assert "such as naive" in str(found.reason)
+    hide_nothing = calibrate(SLOWER.capture(ALL, steps=3), SLOWER.capture(ALL, steps=3))
+    assert "hides more of it, as with smaller buckets" in str(hide_nothing.reason), "naive hides nothing, either"
 
 
 def test_captures_of_different_jobs_are_refused() -> None:
@@ -108,6 +110,18 @@ def test_a_capture_on_a_cpu_is_predicted_from_with_a_second_one() -> None:
     assert ask_it() is None
     truth = SLOWER.length_ns(buckets_of(40)) - SLOWER.length_ns(buckets_of(10))
     assert ask_it(Captured((naive,))) == pytest.approx(truth, rel=0.1)
+
+
+def test_what_a_refusal_names_lifts_it() -> None:
+    """On a GPU more steps were asked for: of 12 simulated jobs these told kappa in 2, a second bucket size in all."""
+    own, other = (Captured((SLOWER.capture(buckets, steps=3),), SIZES[::-1]) for buckets in (buckets_of(10), ALL))
+
+    def ask_it(*calibration: Captured) -> RunPrediction:
+        kernels = Slowed(None, 0, 1, "no kernel ran both beside communication and alone")
+        return predict_run(own, [Question(ask.BUCKET_SIZE, 40)], lambda: kernels, None, *calibration)
+
+    assert str(ask_it().reason).endswith("as with another bucket size, to 'ddp-prof whatif --calibrate'")
+    assert ask_it(other).reason is None
 
 
 def test_a_capture_of_another_job_calibrates_nothing() -> None:
