@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
+import numpy as np
+
+from ddp_prof.analyze.collectives.timing import carry_gradients
 from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
@@ -13,15 +18,17 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import SUMMARY, Run
+from ddp_prof.table import UNKNOWN, distinct_rows, select
 from ddp_prof.tune.measure import Program
 from ddp_prof.tune.recorded import record
 from ddp_prof.tune.tries import TODAY, Try, parse_tries
+from ddp_prof.variants import BYTES_PER_MB
 
-OF_SCHEDULE = ("bucket_cap_mb=5,50,100",)
-"""Tries that change when gradients are sent, and by how many collectives.
+USUAL_SIZES = ((5, 16), (50, 6), (100, 1))
+"""Sizes of buckets in MiB, and how many buckets at most a smaller size leaves of a model for which these are large.
 
-They are worth it only if enough of the step waits for communication or, as fewer collectives take less time, if
-communication may slow compute by enough.
+They change when gradients are sent, and by how many collectives. They are tried only if enough of the step waits for
+communication or, as fewer collectives take less time, if communication may slow compute by enough.
 """
 SIZES_OF_FINDINGS = {"one collective per parameter": "25", "one bucket for all gradients": "5,25"}
 """Sizes of buckets in MiB that are tried for a finding whose advice names none: those of collectives are not known."""
@@ -41,6 +48,18 @@ def tries_of(finding: Finding) -> tuple[str, ...]:
     return (finding.argument if finding.value is True else f"{finding.argument}={finding.value}",)
 
 
+def sizes_to_try(whole_mb: float | None) -> str:
+    """Return the sizes of buckets to try, as ``--try`` takes them, for gradients of so many MiB; ``None``: not known.
+
+    A size above that of all gradients leaves one bucket, as any other one above it does.
+    """
+    sizes = []
+    for size, buckets in USUAL_SIZES:
+        mb = size if whole_mb is None else min(size, whole_mb / buckets)
+        sizes.append(f"{math.ceil(mb) if buckets == 1 else float(f'{mb:.2g}'):g}")
+    return f"bucket_cap_mb={','.join(sizes)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """What is worth trying, and the reasons, one line each."""
@@ -55,7 +74,9 @@ class Candidates:
         return Candidates(fitting, (*self.reasons, *([f"left out, for --in-process: {left}"] if left else [])))
 
 
-def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, worth: float) -> Candidates:
+def choose_tries(
+    diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, worth: float, whole_mb: float | None = None
+) -> Candidates:
     """Return the tries that may gain at least the fraction ``worth`` of a step.
 
     Args:
@@ -63,6 +84,7 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
         bounds: How much hiding communication, and how much another network, could gain at most.
         step_ns: Length of a step; ``None`` if not known.
         worth: The smallest gain that is worth having, as a fraction of a step.
+        whole_mb: MiB of all gradients; ``None`` if not known.
     """
     # Settings that answer findings.
     texts: list[str] = []
@@ -74,10 +96,11 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
             cost = "" if share is None else f", at most {100 * share:.1f} % of a step"
             reasons.append(f"{finding.rule}{cost}: trying {' and '.join(tries)}")
     # Bucket sizes, unless they could not gain enough.
+    sizes = sizes_to_try(whole_mb)
     if bounds.schedule_ns is None or not step_ns:
-        texts += OF_SCHEDULE
+        texts.append(sizes)
         unknown = "how much of a step waits for communication is not known"
-        reasons.append(f"{unknown}: trying {' and '.join(OF_SCHEDULE)}")
+        reasons.append(f"{unknown}: trying {sizes}")
     else:
         share, with_contention = (max(0, ns or 0) / step_ns for ns in (bounds.schedule_ns, bounds.high_ns))
         said = f"hiding communication can gain no more than {100 * share:.1f} %"
@@ -85,8 +108,8 @@ def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, wo
             more = f"{100 * (with_contention - share):.1f} %"
             said += f", but fewer collectives slow compute for less time, which may gain up to {more} more"
         if max(share, with_contention) >= worth:
-            texts += OF_SCHEDULE
-            reasons.append(f"{said}: trying {' and '.join(OF_SCHEDULE)}")
+            texts.append(sizes)
+            reasons.append(f"{said}: trying {sizes}")
         else:
             reasons.append(f"{said}{'' if texts else ': nothing to tune'}")
     return Candidates(parse_tries(texts), tuple(reasons))
@@ -115,4 +138,16 @@ def find_candidates(
 def choose_for(run: Run, worth: float) -> Candidates:
     """Return what is worth trying by a captured run; ``worth`` is as in :func:`find_candidates`."""
     (summary,) = compare_variants([run.overlap()])
-    return choose_tries(run.doctor(), run.cost().bounds, summary.communicating_step_ns, worth)
+    return choose_tries(run.doctor(), run.cost().bounds, summary.communicating_step_ns, worth, _gradients_mb(run))
+
+
+def _gradients_mb(run: Run) -> float | None:
+    """Return how many MiB of gradients a rank reduces in a pass of backward (median); ``None`` if not known."""
+    passes = []
+    for rank in run.analysis().ranks:
+        timings = select(rank.timings, carry_gradients(rank) & (rank.timings.step != UNKNOWN))
+        if np.any(timings.bytes == UNKNOWN):
+            return None
+        _, of_pass = distinct_rows(timings.step, timings.backward_end_ns)
+        passes += np.bincount(of_pass, weights=timings.bytes).tolist()
+    return median(passes) / BYTES_PER_MB if passes else None

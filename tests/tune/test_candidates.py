@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.random import default_rng
 
@@ -15,9 +16,10 @@ from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.doctor.gains import ARGUMENTS
+from ddp_prof.analyze.what_if.rules import fill_until_reached
 from ddp_prof.errors import WorkloadError
 from ddp_prof.tune import recorded
-from ddp_prof.tune.candidates import SIZES_OF_FINDINGS, Candidates, choose_for, choose_tries, tries_of
+from ddp_prof.tune.candidates import SIZES_OF_FINDINGS, Candidates, choose_for, choose_tries, sizes_to_try, tries_of
 from ddp_prof.tune.measure import Program
 from ddp_prof.tune.tries import TODAY, parse_tries
 from tests.analyze.what_if.ticking import Job
@@ -65,6 +67,26 @@ def test_what_waits_is_worth_other_buckets() -> None:
     tries, reasons = chosen(schedule_ns=20_000_000)
     assert tries == ["bucket_cap_mb=5", "bucket_cap_mb=50", "bucket_cap_mb=100"]
     assert reasons == ["hiding communication can gain no more than 20.0 %: trying bucket_cap_mb=5,50,100"]
+
+
+@pytest.mark.parametrize(
+    ("whole_mb", "sizes"),
+    [
+        (None, "5,50,100"),
+        (4000, "5,50,100"),
+        (130, "5,22,100"),
+        (72, "4.5,12,72"),
+        (4.02, "0.25,0.67,5"),
+        (0.3, "0.019,0.05,1"),
+    ],
+)
+def test_sizes_of_buckets_are_those_of_the_model(whole_mb: float | None, sizes: str) -> None:
+    """Of 4 MiB, sizes of 5, 50 and 100 were tried: three times all gradients in one bucket."""
+    assert sizes_to_try(whole_mb) == f"bucket_cap_mb={sizes}"
+    gradients = np.full(96, round((whole_mb or 4000) * 2**20 / 96))
+    caps = [float(size) * 2**20 for size in sizes.split(",")]
+    counts = [len(fill_until_reached(gradients, cap, cap)) for cap in caps]
+    assert counts == sorted(set(counts), reverse=True), "no two sizes leave the same buckets"
 
 
 def test_findings_name_their_setting_if_they_cost_enough() -> None:
@@ -123,7 +145,7 @@ def test_the_rules_are_the_doctors() -> None:
 def test_a_capture_of_torchs_ddp() -> None:
     (capture,) = dp.load_runs(ROOT / "traces" / "torch.sqlite")
     found = choose_for(capture, 0.01)
-    assert "bucket_cap_mb=50" in [tried.label for tried in found.tries]
+    assert [tried.label for tried in found.tries] == [f"bucket_cap_mb={mb}" for mb in (12, 2.2, 5.9, 36)]
     assert choose_for(capture, 0.99).tries == ()
 
 
