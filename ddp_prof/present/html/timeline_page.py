@@ -21,7 +21,7 @@ from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline import encoding, figure
 from ddp_prof.present.timeline.encoding import PackedBoxes, PlacedLane, Titles
 from ddp_prof.present.timeline.lanes import unknown_parts
-from ddp_prof.present.timeline.model import Timeline
+from ddp_prof.present.timeline.model import STRIP, Timeline
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
 
@@ -169,6 +169,8 @@ def _page_data(
     """
     codes = sorted({code for each in placed for code in distinct(each.lane.boxes.category)})
     names = [theme.CATEGORIES[code] for code in codes]
+    # Nothing would be left of ranks of which it is not known where time goes.
+    is_filtered = len(model.panels) > MOST_PANELS and any(each.lane.kind == STRIP for each in placed)
     layout = figure.base_layout(model)
     # The script zooms and shows texts itself, not Plotly.
     layout["xaxis"] |= {"fixedrange": True}
@@ -224,7 +226,7 @@ def _page_data(
         "consumers": [plain_name(name, encoding.LONGEST_TITLE) for name in titles.consumers],
         "heldBy": HELD_BY,
         "parts": figure.EXPOSED_PARTS,
-        "filter": _STRIP_TITLE if len(model.panels) > MOST_PANELS else "",
+        "filter": _STRIP_TITLE if is_filtered else "",
         "fastest": FASTEST_LINK_BYTES_PER_S,
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.present import theme
+from ddp_prof.present.html.timeline_page import MOST_PANELS, make_content
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.lanes import nest
 from ddp_prof.present.timeline.model import CALLS, COMPUTE, HOST, RANGES, STRIP
@@ -161,12 +163,16 @@ def test_where_the_profiler_lost_work_nothing_is_called_idle(tmp_path: Path) -> 
 
 
 def test_where_nothing_that_communicates_was_recorded_the_device_is_not_called_idle() -> None:
-    drawn = draw_trace(
+    silent = draw_trace(
         ranges={"step 0": "##########", "nccl:all_reduce": "..##......"},
         launches={"main": "a........."},
         streams={7: ".aa......."},
     )
-    assert [lane.kind for lane in model_of(drawn).panels[0].ranks[0].lanes] == [HOST, RANGES, COMPUTE]
+    assert [lane.kind for lane in model_of(silent).panels[0].ranks[0].lanes] == [HOST, RANGES, COMPUTE]
+    # A page of many files shows only where time goes, unless that is known of none.
+    for trace, shown in ((silent, ""), (of_backward(is_named=True), "where time goes")):
+        model = build_timeline([source_of(str(number), trace) for number in range(MOST_PANELS + 1)])
+        assert json.loads(make_content(model).data)["filter"] == shown
 
 
 def test_beside_a_graph_recorded_whole_only_what_overlapped_is_drawn_as_known() -> None:
