@@ -22,6 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from ddp_prof.analyze.core.blocking import DependencyCoverage
+from ddp_prof.analyze.core.passes import is_lost_in_some
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
@@ -135,6 +136,16 @@ def _compute_ns(of: RankSource) -> int:
     return of.rank.events.union_of(Category.COMPUTE).length_ns
 
 
+def _knows_backward(of: RankSource) -> bool:
+    """Return whether compute of backward is known, and its range is not lost in some steps."""
+    rank, step = of.rank, of.rank.events.step
+    collectives, backward = (
+        np.bincount(step[rows & (step != UNKNOWN)], minlength=len(rank.steps))
+        for rows in (rank.is_collective, rank.is_backward)
+    )
+    return len(of.backward) > 0 and not is_lost_in_some(collectives, backward > 0)
+
+
 def _dependencies(of: RankSource) -> DependencyCoverage:
     """Return how completely dependencies are known; the reason is that of the overlap if blocking itself has none."""
     coverage = of.rank.blocking.coverage
@@ -198,9 +209,9 @@ class RankOverlap(RankResult):
     )
     backward_overlapped_ns: int | None = column(
         "communication with compute of backward at the same time",
-        measure=lambda of: (of.communication & of.backward).length_ns if len(of.backward) else None,
+        measure=lambda of: (of.communication & of.backward).length_ns if _knows_backward(of) else None,
         needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
-        null="no compute of backward is known",
+        null="no compute of backward is known, or in some steps it is not",
     )
     reason: str | None = column("why the overlap is not known", measure=lambda of: of.reason, null="it is")
     steps: tuple[StepOverlap, ...] = column("its steps; a capture that marks none counts as one", measure=_steps)

@@ -704,6 +704,22 @@ def test_operators_that_call_collectives_are_no_silence(tmp_path: Path) -> None:
     assert {one["exposed_ns"] for one in rank["steps"]} == {None}
 
 
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_ranges_of_backward_that_are_lost_in_some_steps_change_no_part(how: str, tmp_path: Path) -> None:
+    """Of one job, tail was 0.10 ms shorter and transfer 0.10 longer, and 25 % hid in backward instead of 50."""
+    (tmp_path / "lossy").mkdir()
+    whole, lossy = usual(8), usual(8)
+    lossy.ranges[:] = [
+        one for place, one in enumerate(lossy.ranges) if one.name != "backward" or place // 4 in (0, 2, 4, 6)
+    ]
+    files = written("", whole, how, tmp_path), written("", lossy, how, tmp_path / "lossy")
+    changes = {one["part"]: one for one in json.loads(run("compare", "--format", "json", *files).stdout)["changes"]}
+    assert not any(one["is_beyond_spread"] for one in changes.values())
+    assert changes["tail"]["after_ns"] is None
+    (rank,) = json.loads(run("overlap", "--format", "json", files[1]).stdout)["ranks"]
+    assert (rank["overlap_ratio"], rank["backward_overlap_ratio"]) == (0.5, None)
+
+
 def test_gloo_beside_nccl_is_said_to_be_in_no_figure(tmp_path: Path) -> None:
     """Nothing was said of it, though the device idles meanwhile.
 

@@ -101,6 +101,8 @@ def misses_launches(rank: Rank) -> bool:
     sent = rank.select_category(Category.COMMUNICATION)
     lost = united([e for e in sent if e.step is None and not e.has_launch])
     during = {time for step in rank.steps for time in range(step.start, step.end)}
+    if rank.steps and not any(e.step for e in rank.events):
+        during = set(range(rank.steps[0].start, max([rank.steps[-1].end, *(e.end for e in rank.events)])))
     return 5 * len(lost & during) > len(united(sent))
 
 
@@ -190,6 +192,13 @@ def length_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     return {"start_ns": start, "ns": len(window), **figures}
 
 
+def _loses_backward(rank: Rank) -> bool:
+    """Whether a step without compute of backward has as many collectives as one with both."""
+    has = [(sum(e.step is step for e in rank.collectives()), bool(rank.backward(step))) for step in rank.steps]
+    least = min((count for count, knows in has if knows and count), default=None)
+    return least is not None and any(count >= least for count, knows in has if not knows)
+
+
 def rank_figures(rank: Rank) -> dict[str, int | None]:
     """What ``RankOverlap`` says."""
     compute, every = rank.instants(Category.COMPUTE), rank.instants(Category.COMMUNICATION)
@@ -200,7 +209,7 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
         "comm_ns": len(every),
         "overlapped_ns": len(every & compute),
         "exposed_ns": len(every - compute),
-        "backward_overlapped_ns": len(every & backward) if backward else None,
+        "backward_overlapped_ns": len(every & backward) if backward and not _loses_backward(rank) else None,
     }
     if (hides_graphs(rank) or hides_waits(rank)) and every:
         known |= dict.fromkeys(("overlapped_ns", "exposed_ns", "backward_overlapped_ns"))

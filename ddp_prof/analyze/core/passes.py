@@ -214,3 +214,17 @@ def _parted(events: Events, follows: Mask, ranges: Intervals, main_thread: int, 
     following = Sequences(events.step[opens], at_ns[opens]).first_after(own_step, before)
     next_ns = take_or_unknown(at_ns[opens], following, _NEVER)
     return Passes(own_step, np.where(before == NO_TIME, first, np.minimum(first, next_ns)), first, last, end)
+
+
+def is_lost_in_some(collectives: Ints, knows_backward: Mask) -> bool:
+    """Return whether the range of backward seems to be lost in some steps, so that sums over steps lack them.
+
+    Such a step has as many collectives as one whose backward is known; one without backward, such as one that
+    evaluates, has fewer.
+
+    Args:
+        collectives: Their number in each step.
+        knows_backward: For each step, whether it is known when its backward ran.
+    """
+    usual = collectives[knows_backward & (collectives > 0)]
+    return len(usual) > 0 and bool(np.any(collectives[~knows_backward] >= usual.min()))

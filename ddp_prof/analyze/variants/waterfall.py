@@ -44,6 +44,7 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses
+from ddp_prof.analyze.core.passes import is_lost_in_some
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, measure_contention
 from ddp_prof.analyze.kernels.kernel_times import KernelRuns
@@ -237,9 +238,14 @@ def _has_unknown_work(run: RunAnalysis) -> bool:
 
 
 def _knows_tail(run: RunAnalysis) -> bool:
-    """Return whether it is known when backward ends, on each rank with collectives."""
-    ends = [rank.timings.backward_end_ns for rank in run.ranks if len(rank.timings)]
-    return all(np.any(end_ns != NO_TIME) for end_ns in ends)
+    """Return whether it is known when backward ends, on each rank with collectives, and is not lost in some steps."""
+    for timings in (rank.timings for rank in run.ranks if len(rank.timings)):
+        rows = np.flatnonzero(timings.step != UNKNOWN)
+        knows_end = (timings.backward_end_ns != NO_TIME)[rows]
+        known, collectives = np.bincount(timings.step[rows], knows_end), np.bincount(timings.step[rows])
+        if not knows_end.any() or is_lost_in_some(collectives, known > 0):
+            return False
+    return True
 
 
 def _measure_budget(
