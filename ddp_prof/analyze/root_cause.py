@@ -296,8 +296,12 @@ def _follows_another(timings: CollectiveTimings, rows: Ints, row: int) -> bool:
     """Return :attr:`RootCause.follows_another` of a collective in this row of the timings; ``rows`` are of its step."""
     start_ns = timings.start_ns[row]
     before = rows[(timings.lane[rows] == timings.lane[row]) & (timings.start_ns[rows] < start_ns)]
-    is_on_device = timings.lane[row] != UNKNOWN
-    return bool(is_on_device and len(before) and timings.end_ns[before].max() >= start_ns - BACK_TO_BACK_NS)
+    if timings.lane[row] == UNKNOWN or not len(before):  # gloo's, or the first one
+        return False
+    ended_ns = timings.end_ns[before].max()
+    # What was launched, or whose input was ready, only after that end did not wait for it.
+    due_ns = max(timings.launch_ns[row], timings.ready_ns[row], timings.input_ns[row])
+    return bool(ended_ns >= start_ns - BACK_TO_BACK_NS and due_ns <= ended_ns)
 
 
 def _held_up_ns(one: Collective, step: Sequence[Collective]) -> int:

@@ -720,6 +720,28 @@ def test_ranges_of_backward_that_are_lost_in_some_steps_change_no_part(how: str,
     assert (rank["overlap_ratio"], rank["backward_overlap_ratio"]) == (0.5, None)
 
 
+@pytest.mark.parametrize(("ends", "is_busy"), [(590, False), (601, True)])
+def test_a_stream_that_is_free_before_the_last_bucket_is_not_said_to_be_busy(
+    ends: int, is_busy: bool, tmp_path: Path
+) -> None:
+    """The link is idle for 10 us before the last gradient is ready, so a smaller last bucket would help.
+
+    us       200         400        590 600         800
+    compute  BBBBBBBBBBBBCCCCCCCCCCCCCCCC..............
+    NCCL     ............NNNNNNNNNNNN....MMMMMMMMMMMMMM
+    """
+    work = (
+        ("fwd_gemm", 20, 200, 7, 10, MAIN),
+        ("bwd_gemm", 200, 400, 7, 120, AUTOGRAD),
+        (NCCL, 401, ends, 20, 125, AUTOGRAD),
+        ("bwd_gemm", 400, 600, 7, 130, AUTOGRAD),
+        (NCCL, 602, 800, 20, 135, AUTOGRAD),
+        ("adam", 800, 900, 7, 510, MAIN),
+    )
+    trace = write_kineto(tmp_path / "x.json", job(*(step(index, work) for index in range(5))))
+    assert ("Its stream is busy with earlier collectives until it starts" in one_line(trace)) == is_busy
+
+
 def test_gloo_beside_nccl_is_said_to_be_in_no_figure(tmp_path: Path) -> None:
     """Nothing was said of it, though the device idles meanwhile.
 
