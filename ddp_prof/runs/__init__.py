@@ -307,7 +307,8 @@ def _join_runs(runs: Sequence[Run], why: str, *, names_tell: bool = False) -> di
         return {}
     times = [times_ns for run in of_ranks for *_, times_ns in run]
     known = [times_ns for times_ns in times if times_ns]
-    are_at_once = len(known) == len(times) > 0 and max(known)[0] <= min(end for _, end in known)
+    silent = sum(not of_rank for run in of_ranks for _, _, of_rank, _ in run)  # they have no times
+    are_at_once = len(known) + silent == len(times) > silent and max(known)[0] <= min(end for _, end in known)
     apart_ns = max(known)[0] - min(end for _, end in known) if known else 0
     if not names_tell and apart_ns > _CLOCKS_APART_NS:
         _keep_apart(runs, why, f"they were recorded {apart_ns / 1e9:,.1f} s apart, by UTC; --one-run joins them")

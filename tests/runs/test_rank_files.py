@@ -112,9 +112,15 @@ def test_a_rank_that_lost_steps_is_of_the_run_of_the_others(tmp_path: Path) -> N
     assert [len(rank.steps) for rank in run.overlap().ranks] == [4, 3]
 
 
+@pytest.mark.parametrize("names", [("x.rank0", "x.rank1", "x.rank2"), ("node", "other", "third")])
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_rank_whose_kernels_are_lost_is_of_the_run_of_the_others(tmp_path: Path, lost: int) -> None:
-    """Each file says which rank it is: it was three runs of one rank, and joined, no clocks could be compared."""
+def test_a_rank_whose_kernels_are_lost_is_of_the_run_of_the_others(
+    tmp_path: Path, lost: int, names: tuple[str, ...]
+) -> None:
+    """Each file says which rank it is: it was three runs of one rank, and joined, no clocks could be compared.
+
+    Where names do not tell, it was said that they differ in their collectives, though those of one rank are not known.
+    """
     for rank in range(3):
         process = 100 + rank
         whole = Range(
@@ -128,7 +134,7 @@ def test_a_rank_whose_kernels_are_lost_is_of_the_run_of_the_others(tmp_path: Pat
                 times = ("gemm", begin, begin + late + 10 * US, 7), (NCCL, begin + late + 10 * US, begin + 60 * US, 20)
                 for name, start, end, stream in times:
                     capture.kernels.append(Kernel(name, start, end, begin, process, process, stream))
-        write_capture(tmp_path / f"x.rank{rank}.sqlite", capture)
+        write_capture(tmp_path / f"{names[rank]}.sqlite", capture)
     (run,) = load_runs(tmp_path)
     assert [rank.kernels for rank in run.overlap().ranks] == [0 if rank == lost else 16 for rank in range(3)]
     assert [rank.last_steps for rank in run.skew().ranks] == [0, 8, 0]
