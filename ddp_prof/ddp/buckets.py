@@ -245,10 +245,15 @@ def flat_buffer(parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> 
 
 
 def flat_views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """Return one view of the buffer for each parameter, one after the other, with the parameter's shape and strides."""
+    """Return one view of the buffer for each parameter, one after the other, with the parameter's shape and strides.
+
+    They share its memory, but are no views to autograd, which refuses ``grad.detach_()`` on such, as many programs call
+    it before they zero a gradient.
+    """
     ends = itertools.accumulate(parameter.numel() for parameter in parameters)  # where each view ends in the buffer
+    memory = buffer.untyped_storage()
     return [
-        buffer.as_strided(parameter.shape, gradient_strides(parameter), end - parameter.numel())
+        buffer.new_empty(0).set_(memory, end - parameter.numel(), parameter.shape, gradient_strides(parameter))
         for parameter, end in zip(parameters, ends, strict=True)
     ]
 
@@ -359,7 +364,9 @@ class TakenGradient(torch.Tensor):
             options = dict(keywords or {})
             device = torch.device(options.pop("device", None) or taken.device)
             bare = torch.empty_strided(taken.shape, taken.stride(), dtype=taken.dtype, device="meta")
-            return cls._like(function(bare, **options), device)
+            converted = cls._like(function(bare, **options), device)
+            converted.is_held = True  # where a module's tensors are swapped, it takes the place of the first one
+            return converted
         raise CommunicationError(f"{function} on {_HELD}")
 
     def _zero(self) -> TakenGradient:

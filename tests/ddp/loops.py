@@ -342,6 +342,20 @@ def taking(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Se
     return weights(model)
 
 
+def taking_by_swaps(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The same there and back, by torch's way of conversion that swaps tensors instead of setting ``data``."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model._apply(torch.clone)._apply(torch.clone)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+    return weights(model)
+
+
 def taking_within_no_sync(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
     """The same, and the next forward is under ``no_sync``, though its backward is not."""
     trained = wrap(model)
@@ -815,6 +829,14 @@ def zero_one_by_one(model: nn.Module) -> None:
         parameter.grad = None
 
 
+def zero_as_ever(model: nn.Module) -> None:
+    """As torch's optimizers did until 1.5, and programs that copied it do."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.detach_()
+            parameter.grad.zero_()
+
+
 def dropping_own(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
     """What a backward under ``no_sync`` brings, as a generator's to its critic, is dropped by the optimizer."""
     trained = wrap(model)
@@ -1039,6 +1061,7 @@ LOOPS = {
     "frozen critic": Loop(lambda: nn.Sequential(critic(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())), freezing),
     "gradient penalty": Loop(critic, penalizing),
     "there and back": Loop(mlp, taking),
+    "there and back by swaps": Loop(mlp, taking_by_swaps),
     "there and back, forward within no_sync": Loop(mlp, taking_within_no_sync),
     "unused head": Loop(TwoHeads, heading),
     "unused head, momentum": Loop(TwoHeads, heading_by_momentum),
@@ -1066,6 +1089,7 @@ LOOPS = {
     "zeroed to zeros by the model": Loop(mlp, partial(zeroing, zero=partial(zero_by_module, set_to_none=False))),
     "zeroed after no_sync": Loop(mlp, dropping_own),
     "zeroed one by one": Loop(mlp, partial(zeroing, zero=zero_one_by_one)),
+    "zeroed as ever": Loop(mlp, partial(zeroing, zero=zero_as_ever)),
     "zeroed in part": Loop(mlp, zeroing_a_part),
     "gradients set again": Loop(mlp, setting_again),
     "tied later": Loop(square, partial(restructuring, change=tie)),
