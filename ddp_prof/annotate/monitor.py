@@ -53,8 +53,6 @@ from ddp_prof.annotate.recording import (
 
 _OWN_PROFILER = "the program runs its own torch.profiler, which has priority"
 _OTHER_MONITOR = "another monitor of this process measures at this step"
-_QUIET_KINETO = "6"
-"""Log level without the two lines that torch 2.13 prints for each recording; a level that is set stays."""
 
 
 class Monitor:
@@ -99,7 +97,6 @@ class Monitor:
         """
         if steps < 1 or every < steps + 2:
             raise ValueError(f"every={every}, steps={steps}: give at least 1 step, and every >= steps + 2")
-        os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)
         self._every, self._steps, self._step = every, steps, start
         self._first = start + first_step(every)
         self._process = os.getpid()

@@ -29,6 +29,8 @@ from ddp_prof.errors import printable
 RECORDS_ALL_THREADS = "profile_all_threads" in str(_ExperimentalConfig.__init__.__doc__)
 """Whether torch records all threads. Older releases record only the thread that starts the profiler, and crash if
 another thread stops it."""
+_QUIET_KINETO = "6"
+"""Log level without the two lines that torch 2.13 prints for each recording; a level that is set stays."""
 
 
 def make_profile(*, on_gpu: bool) -> profile:
@@ -40,6 +42,7 @@ def make_profile(*, on_gpu: bool) -> profile:
         on_gpu: Whether it records the GPU as well as the CPU.
     """
     _let_forks_end()
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)
     all_threads: dict[str, Any] = {"profile_all_threads": True} if RECORDS_ALL_THREADS else {}
     return profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],

@@ -74,7 +74,8 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert packed.startswith("packed.json.gz OSError torch.profiler left no file there")
     assert [file.name for file in tmp_path.iterdir()] == ["plain.json"]
     assert (tmp_path / "plain.json").read_text() == "what was there"
-    assert run(EXPORT, tmp_path, 2**30).stdout == ""
+    done = run(EXPORT, tmp_path, 2**30)
+    assert (done.stdout, done.stderr) == ("", "")  # torch 2.13 prints two lines for each recording
     assert sorted(file.name for file in tmp_path.iterdir()) == ["packed.json.gz", "plain.json"]
 
 
