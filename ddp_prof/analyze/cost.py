@@ -213,9 +213,9 @@ def find_bounds(
         return Bounds(None, None, None, None, summary.reason or cost.reason or NO_LENGTH)
     schedule_ns = round(summary.gain_at_most * summary.communicating_step_ns)
 
-    # Of each step what waits, and its contention: the estimate, and the ends of its interval.
+    # Of each step what waits, and what is slowed, compute and copies: the estimate, and the ends of its interval.
     of_steps = [
-        (waits_at_most_ns(summary, step), slowed.of(step.length.overlapped_ns))
+        (waits_at_most_ns(summary, step), slowed.of(step.length.overlapped_ns + _beside_copies_ns(step)))
         for step in steps
         if slowed is not None and step.length.overlapped_ns is not None
     ]
@@ -234,3 +234,14 @@ def find_bounds(
         high_ns=with_contention(cost.contention_high_ns, 2),
         reason=cost.reason,
     )
+
+
+def _beside_copies_ns(step: StepOverlap) -> int:
+    """Return for how long at most copies run beside communication that nothing waits for, such as those out of buckets.
+
+    Communication slows them as it does compute. 0 where it is not known what waits: then all that is exposed counts.
+    """
+    length = step.length
+    if length.blocking_ns is None or length.exposed_ns is None or length.blocking_exposed_ns is None:
+        return 0
+    return max(0, length.exposed_ns - length.blocking_exposed_ns)
