@@ -32,7 +32,7 @@ class TraceError(DdpProfError):
     def __str__(self) -> str:
         reason, hint = (" ".join(text.split()) for text in (self.reason, self.hint))
         shown = reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 3] + "..."
-        return printable(f"{self.path}: {shown}: {hint}")
+        return printable(f"{shown_path(self.path)}: {shown}: {hint}")
 
 
 @contextmanager
@@ -103,6 +103,16 @@ STDIN = "ddp_prof.stdin."
 """How the name of the temporary folder begins that holds what came from stdin."""
 
 
+def is_from_stdin(path: object) -> bool:
+    """Whether a trace is the temporary file of what came from stdin."""
+    return Path(str(path)).parent.name.startswith(STDIN)
+
+
+def shown_path(path: object) -> str:
+    """Return the path of a trace as it was given: ``-`` for stdin, whose temporary file has another name each time."""
+    return "-" if is_from_stdin(path) else str(path)
+
+
 def shell_path(path: object) -> str:
     """Return the path of a trace quoted for a shell, as an argument that stands for this trace in another command.
 
@@ -110,7 +120,7 @@ def shell_path(path: object) -> str:
     temporary file is gone when the command is run.
     """
     text = str(path)
-    if Path(text).parent.name.startswith(STDIN):
+    if is_from_stdin(path):
         return "-"
     return shell_quote(f"./{text}" if text.startswith("-") else text)
 

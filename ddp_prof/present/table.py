@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, overload
 
 from ddp_prof.columns import ALWAYS, Column, Row, Value
-from ddp_prof.errors import UsageError, printable, printable_lines
+from ddp_prof.errors import UsageError, printable, printable_lines, shown_path
 from ddp_prof.present.columns import columns_of, describing
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ SCHEMA = 1
 
 def run_document(run: TraceOverlap | RunAnalysis, **parts: Any) -> Document:
     """Return a document about a run; ``parts`` are its further keys."""
-    return {"schema": SCHEMA, "trace": str(run.trace), "label": run.label, "device": run.device, **parts}
+    return {"schema": SCHEMA, "trace": shown_path(run.trace), "label": run.label, "device": run.device, **parts}
 
 
 @dataclass(frozen=True)

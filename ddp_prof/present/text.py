@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
-from ddp_prof.errors import printable
+from ddp_prof.errors import printable, shown_path
 
 MAX_NAME = 120
 """Most characters of a name; a C++ template gives its kernel a name of thousands of characters."""
@@ -48,7 +48,7 @@ def count_noun(number: int, noun: str) -> str:
 
 def source_name(trace: Path | str, files: int) -> str:
     """Name a run by its first file, on one line; further files are counted."""
-    name = printable(str(trace))
+    name = printable(shown_path(trace))
     return f"{name} and {count_noun(files - 1, 'more file')}" if files > 1 else name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pty
 import subprocess
@@ -128,6 +129,18 @@ def test_a_trace_comes_from_stdin(trace: Path) -> None:
     named = run("overlap", trace, "--format", "csv").stdout.splitlines()
     assert [line.partition(",")[2] for line in piped] == [line.partition(",")[2] for line in named]
     assert len(piped) > 1
+
+
+@pytest.mark.parametrize("command", ["overlap", "doctor", "info", "check --min-overlap 1%"])
+def test_what_comes_from_stdin_is_named_as_it_was_given(command: str, trace: Path) -> None:
+    """It was '/tmp/ddp_prof.stdin.q9t40_37/stdin', another file each time, which is gone when that is read."""
+    text, document = (
+        run(*command.split(), "-", *more, stdin=trace.read_bytes()).stdout for more in ((), ("--format", "json"))
+    )
+    assert "ddp_prof.stdin." not in text + document
+    told = json.loads(document)
+    assert (told["runs"][0] if "runs" in told else told)["trace"] == "-"
+    assert run(*command.split(), "-", stdin=b"").stderr.startswith("Error: -: an empty file")
 
 
 def test_what_comes_from_stdin_has_a_bound(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.columns import Row
+from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import fields_of, values_of
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs
@@ -40,7 +41,7 @@ def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, caus
     document = {
         "schema": SCHEMA,
         "passed": all(check.passed for check in checks),
-        "baseline": None if baseline is None else str(baseline.trace),
+        "baseline": None if baseline is None else shown_path(baseline.trace),
         "runs": [_gate_document(check) for check in checks],
         "warnings": notes,
     }
@@ -60,7 +61,7 @@ def _gate_document(check: GateReport) -> Document:
         for verdict in check.verdicts
     ]
     run = check.run
-    named = {"trace": str(run.trace), "label": run.label, "device": run.device}
+    named = {"trace": shown_path(run.trace), "label": run.label, "device": run.device}
     return {**named, "passed": check.passed, "verdicts": verdicts}
 
 

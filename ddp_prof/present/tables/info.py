@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.columns import table_row
-from ddp_prof.errors import printable
+from ddp_prof.errors import printable, shown_path
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import source_name
@@ -24,7 +24,7 @@ def info_view(inventory: TraceInventory) -> TableView:
     made = [_how_made(inventory.manifest)] if inventory.manifest else []
     names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)
     named = [f"recognized: {names}"] if names else []
-    document = {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
+    document = {"schema": SCHEMA, **asdict(inventory), "trace": shown_path(inventory.trace)}
     return TableView(title, rows, [*made, *named, *inventory.advice, *inventory.warnings], document)
 
 

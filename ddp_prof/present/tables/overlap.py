@@ -12,6 +12,7 @@ from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION
 from ddp_prof.columns import Row, document_of, percent, table_columns, table_rows
+from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import level_change_text, outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
@@ -56,7 +57,7 @@ def _document(result: TraceOverlap, headline: str, cost: RunCost | None) -> Docu
     """Return the document for JSON, with every step; the arguments are those of :func:`overlap_view`."""
     return {
         "schema": SCHEMA,
-        "trace": str(result.trace),
+        "trace": shown_path(result.trace),
         **values_of(result, "label", "source", "producer", "device"),
         "recorder": result.recorder,
         "attribution": values_of(result.attribution, "activities", "device_time", "method"),
