@@ -21,6 +21,8 @@ interface Rank {
   knowsWait: boolean;
   whyUnknown: string | null;
   knowsBlocking: boolean;
+  /** Parts of the strip that no step tells. */
+  unknown: string[];
 }
 
 interface Lane {
