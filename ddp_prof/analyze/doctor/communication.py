@@ -255,8 +255,10 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     repeated = gradients.of_units(chosen)
     usual = median_or_zero(times[chosen])
     spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
+    cost_ns = None if run.collectives.reason else run.cost_ns(spared_ns.tolist())
     ranks, steps = run.where(repeated)
     spared = "no_sync()"
+    beyond = " Their copies into and out of buckets, and what they slow, are left out, too, and not in the bound."
     if repeated.are_sharded:
         spared = "set_requires_gradient_sync(False) of fully_shard, or no_sync() of FullyShardedDataParallel,"
     by_size = ", if its passes of backward, which reduce the same sizes, are of one model"
@@ -265,10 +267,10 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
         f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}"
         f"{by_size if UNKNOWN in repeated.bucket else ''}.",
         f"If the step accumulates gradients, {spared} around forward and backward of all micro-batches but the last "
-        "leaves the other reductions out.",
+        f"leaves the other reductions out.{'' if cost_ns is None else beyond}",
         ranks,
         steps,
-        None if run.collectives.reason else run.cost_ns(spared_ns.tolist()),
+        cost_ns,
     )
 
 
