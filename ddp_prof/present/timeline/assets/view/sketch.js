@@ -54,8 +54,9 @@ function sketchedText({ x: xs, y: ys, text, textfont: { size, color } }, x, y) {
   }).join("");
 }
 
-function sketchedNumber({ text, font: { size, color }, bgcolor, xshift }, family, x, y) {
-  const width = widthIn(text, size, family), left = Math.round(x + xshift), top = Math.round(y - 8);
+function sketchedNumber({ text, font: { size, color }, bgcolor, xshift, xanchor }, family, x, y) {
+  const width = widthIn(text, size, family), top = Math.round(y - 8);
+  const left = Math.round(x + xshift - (xanchor === "right" ? width + 4 : 0));
   return `<rect x="${left}" y="${top}" width="${width + 4}" height="16" fill="${bgcolor}"/>`
     + letters(text, left + 2, top + 12, size, color, "start");
 }
