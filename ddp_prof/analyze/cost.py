@@ -215,8 +215,8 @@ def find_bounds(
 
     # Of each step what waits, and what is slowed, compute and copies: the estimate, and the ends of its interval.
     of_steps = [
-        (waits_at_most_ns(summary, step), slowed.of(step.length.overlapped_ns + _beside_copies_ns(step)))
-        for step in steps
+        (waits_ns, slowed.of(step.length.overlapped_ns + _beside_copies_ns(step, waits_ns)))
+        for step, waits_ns in ((step, waits_at_most_ns(summary, step)) for step in steps)
         if slowed is not None and step.length.overlapped_ns is not None
     ]
 
@@ -236,12 +236,10 @@ def find_bounds(
     )
 
 
-def _beside_copies_ns(step: StepOverlap) -> int:
+def _beside_copies_ns(step: StepOverlap, waits_ns: int) -> int:
     """Return for how long at most copies run beside communication that nothing waits for, such as those out of buckets.
 
-    Communication slows them as it does compute. 0 where it is not known what waits: then all that is exposed counts.
+    Communication slows them as it does compute. They run in what is exposed and in which nothing waits; ``waits_ns`` is
+    how long something does.
     """
-    length = step.length
-    if length.blocking_ns is None or length.exposed_ns is None or length.blocking_exposed_ns is None:
-        return 0
-    return max(0, length.exposed_ns - length.blocking_exposed_ns)
+    return max(0, (step.length.exposed_ns or 0) - waits_ns)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
+
+import pytest
 
 from ddp_prof import load_runs
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, write_capture
@@ -56,3 +59,11 @@ def test_a_faster_network_shortens_the_copies_beside_communication(tmp_path: Pat
     waits, copy = 9 * US, 5 * US
     assert bounds.schedule_ns == waits
     assert bounds.high_ns == waits + copy, "by how much they are slowed is not known"
+
+
+def test_what_the_host_waits_for_is_no_copy() -> None:
+    """Of a step of 272 ms with 229 of communication, of which the host waits for all that is exposed, 344 were told."""
+    (run,) = load_runs("traces/h200/nccl/sharded.rank0.json.gz")
+    (rank,) = run.overlap().ranks
+    bounds = run.cost().bounds
+    assert bounds.high_ns == pytest.approx(median(step.comm_ns or 0 for step in rank.communicating_steps), rel=1e-3)
