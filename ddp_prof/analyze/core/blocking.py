@@ -305,17 +305,7 @@ def device_blocking(
 
     is_known = np.ones(len(events), np.bool_)
     is_known[unknown] = False
-    # The consumer of a doubtful wait is launched after the wait: in the same step, or in the next one.
-    wait_ns = calls.start_ns[is_doubtful]
-    within = steps.index_at(wait_ns)
-    following = np.searchsorted(steps.start_ns, wait_ns)
-    launch_ns = take_or_unknown(trace.calls.start_ns, take_or_unknown(trace.launching_calls, dependencies.next_work))
-    # A wait between two steps, whose next work is launched before the step that follows, makes no step doubtful: its
-    # index becomes len(steps), which no event has.
-    starts_ns = np.append(steps.start_ns, NO_TIME)[following]
-    is_before = (dependencies.next_work[is_doubtful] != UNKNOWN) & (launch_ns[is_doubtful] < starts_ns)
-    following[(within == UNKNOWN) & is_before] = len(steps)
-    is_known[is_in(events.step, np.concatenate([within, following]))] = False
+    is_known[is_in(events.step, _doubtful_steps(trace, dependencies, is_doubtful, steps))] = False
     is_complete = is_known[collectives].all() and not is_doubtful.any()
     # An operation whose position in the order of calls is unknown may be, or need, a collective of its step or of the
     # step before.
@@ -352,6 +342,22 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _doubtful_steps(trace: Trace, dependencies: Dependencies, is_doubtful: Mask, steps: Steps) -> Ints:
+    """Return the indices of the steps in which the consumer of a doubtful wait may be: it is launched after the wait.
+
+    That is in the step of the wait, or in the next one. A wait between two steps, whose next work is launched before
+    the step that follows, makes no step doubtful: its index is ``len(steps)``, which no event has.
+    """
+    wait_ns = trace.synchronizations.start_ns[is_doubtful]
+    within = steps.index_at(wait_ns)
+    following = np.searchsorted(steps.start_ns, wait_ns)
+    launch_ns = take_or_unknown(trace.calls.start_ns, take_or_unknown(trace.launching_calls, dependencies.next_work))
+    starts_ns = np.append(steps.start_ns, NO_TIME)[following]
+    is_before = (dependencies.next_work[is_doubtful] != UNKNOWN) & (launch_ns[is_doubtful] < starts_ns)
+    following[(within == UNKNOWN) & is_before] = len(steps)
+    return np.concatenate([within, following])
 
 
 def _waits_of(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Mask:
