@@ -381,7 +381,12 @@ class TraceOverlap(FrameResult):
 
     @property
     def level_change(self) -> LevelChange | None:
-        """Where the steps divide into two levels, by the medians of their lengths over ranks; ``None`` if nowhere."""
+        """Where the steps divide into two levels, by the medians of their lengths over ranks; ``None`` if nowhere.
+
+        Nor if ranks begin with other steps: then the first ones of the run are not the first ones of each rank.
+        """
+        if len({rank.timed_steps[0].step_key for rank in self.ranks if rank.timed_steps}) > 1:
+            return None
         of_steps: dict[int, list[int]] = {}
         for rank in self.ranks:
             for step in rank.timed_steps:

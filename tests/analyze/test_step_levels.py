@@ -105,6 +105,16 @@ def test_levels_are_those_of_the_median_rank(tmp_path: Path) -> None:
     assert "steps take" not in run("overlap", "--one-run", *paths).output
 
 
+def test_ranks_that_begin_with_other_steps_have_no_first_steps_in_common(tmp_path: Path) -> None:
+    """The option leaves out steps of each rank: of rank 1, whose first steps are lost, it would be other ones."""
+    whole, later = capture_of("888833333333"), capture_of("888833333333")
+    later.kernels = [one for one in later.kernels if one.start >= 160_000]
+    later.ranges = [one for one in later.ranges if one.start >= 160_000]
+    paths = [write_capture(tmp_path / f"rank{rank}.sqlite", one) for rank, one in enumerate((whole, later))]
+    assert "steps take" in run("overlap", paths[0]).output
+    assert "steps take" not in run("overlap", "--one-run", *paths).output
+
+
 @pytest.mark.parametrize("steps", [8, 9])
 def test_to_leave_out_all_steps_is_an_error(tmp_path: Path, steps: int) -> None:
     path = write_capture(tmp_path / "x.sqlite", capture_of("88883333"))
