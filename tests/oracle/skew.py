@@ -125,18 +125,35 @@ def latest(last: list[int | None], costs: list[int], ranks: int) -> int | None:
     """
     most = max(costs, default=0)
     costly = [who for who, cost in zip(last, costs, strict=True) if most and 2 * cost >= most]
-    found = [_straggler([who.count(index) for index in range(ranks)], of) for who, of in ((last, 20), (costly, 50))]
+    found = [_straggler([who for who in own if who is not None], ranks, of) for own, of in ((last, 20), (costly, 50))]
     total = [sum(cost for who, cost in zip(last, costs, strict=True) if who == index) for index in range(ranks)]
     return max((one for one in found if one is not None), key=lambda one: total[one], default=None)
 
 
-def _straggler(times_last: list[int], one_in: int) -> int | None:
+def _straggler(last: list[int], ranks: int, one_in: int) -> int | None:
     """Who is last so often that in less than a run of twenty equal ranks any one would be, by all ways to be last."""
-    most, trials, ranks = max(times_last, default=0), sum(times_last), len(times_last)
+    times_last = [last.count(index) for index in range(ranks)]
+    most, trials = max(times_last, default=0), sum(times_last)
     if ranks < 2 or not most:
         return None
+    name = times_last.index(most)
+    most, trials = _independent(last, most)
     ways = sum(comb(trials, times) * (ranks - 1) ** (trials - times) for times in range(most, trials + 1))
-    return times_last.index(most) if one_in * ranks * ways < ranks**trials else None
+    return name if one_in * ranks * ways < ranks**trials else None
+
+
+def _independent(last: list[int], hits: int) -> tuple[int, int]:
+    """As how many independent steps those count of which neighbours are alike, and as how many hits the hits."""
+    n = len(last)
+    chance = sum(Fraction(last.count(who), n) ** 2 for who in {*last})
+    if n < 8 or chance == 1:
+        return hits, n
+    more = Fraction(sum(last[at] == last[at - 1] for at in range(1, n)), n - 1) - chance
+    if more < 0 or more**2 < chance * (1 - chance) / (n - 1):
+        return hits, n
+    like = more / (1 - chance)
+    fraction = (1 - like) / (1 + like)
+    return int(hits * fraction), max(1, round(n * fraction))
 
 
 def _late_at(lags: list[Fraction | None], residual: float) -> int | None:

@@ -152,7 +152,7 @@ def _with_graded(compared: Comparison, least: int) -> Comparison:
     """
     late, lags_ns = compared.among_late, compared.lags_ns
     ranks = lags_ns.shape[1]
-    straggler = find_straggler([int((compared.late == rank).sum()) for rank in range(ranks)])
+    straggler = find_straggler(compared.late[compared.late != UNKNOWN], ranks)
     first = find_late_together(late) or (() if straggler is None else (straggler,))
     if not first or not len(late):
         return compared
@@ -254,9 +254,10 @@ def _latest(ranks: Sequence[RankSkew], steps: Sequence[StepSkew]) -> int | None:
     steps are costly does not depend on who is last, so it is the same test. Of two such ranks, the costlier one counts.
     """
     costliest = max((step.cost_ns or 0 for step in steps), default=0)
-    last = [step.last for step in steps if (step.cost_ns or 0) >= _COSTLY * costliest > 0]
-    by_all = find_straggler([rank.last_steps for rank in ranks])
-    by_costly = find_straggler([last.count(index) for index in range(len(ranks))], CHANCE_OF_COSTLY)
+    late = [(step.last, step.cost_ns or 0) for step in steps if step.last is not None]
+    costly = [rank for rank, cost in late if cost >= _COSTLY * costliest > 0]
+    by_all = find_straggler([rank for rank, _ in late], len(ranks))
+    by_costly = find_straggler(costly, len(ranks), CHANCE_OF_COSTLY)
     found = [index for index in (by_all, by_costly) if index is not None]
     return max(found, key=lambda index: ranks[index].cost_ns or 0, default=None)
 
