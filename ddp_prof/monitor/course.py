@@ -131,7 +131,12 @@ def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
     if len(values) < 2 * LEAST:
         return None
     start, end = _stretches(len(values))
-    centred = _without_likeness(values - values.mean(), start, end)
+    centred = values - values.mean()
+    # As likeness is told from what the stretch leaves, that stretch is looked for first.
+    best = int(_differences(centred, start, end).argmax())
+    inside = np.zeros(len(centred), bool)
+    inside[start[best] : end[best]] = True
+    centred = _without_likeness(centred[:, None], inside)[:, 0]
     found = _differences(centred, start, end)
     best = int(found.argmax())
     as_large = found[best] * (1 - _ROUNDING)
@@ -145,21 +150,20 @@ def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
     return int(start[best]), int(end[best])
 
 
-def _without_likeness(centred: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Floats:
+def _without_likeness(values: Floats, inside: NDArray[np.bool_]) -> Floats:
     """Return the values less what each has from the one before, so that they can be shuffled ("prewhitening").
 
     If a value has the part r of the one before and no other memory (an autoregressive process of first order), ``value
     - r * value before`` are independent. A change of level remains one, at the same position. r is told from what is
-    left without the stretch that differs most, so that a change is no likeness. As two means are taken away there, r
-    comes out too small by about ``2 (1 + 3 r) / n`` (F. Marriott and J. Pope, Biometrika 41, 1954), which is added.
+    left without the change between the values ``inside`` and all others, so that a change is no likeness. As two means
+    are taken away there, r comes out too small by about ``2 (1 + 3 r) / n`` (F. Marriott and J. Pope, Biometrika 41,
+    1954), which is added. Each column is one course, with a mean of 0 in the result; all of them have the same r.
     """
+    centred: Floats = values - values.mean(axis=0)
     count = len(centred)
     if count < _LEAST_FOR_LIKENESS:
         return centred
-    best = int(_differences(centred, start, end).argmax())
-    inside = np.zeros(count, bool)
-    inside[start[best] : end[best]] = True
-    left = centred - np.where(inside, centred[inside].mean(), centred[~inside].mean())
+    left = centred - np.where(inside[:, None], centred[inside].mean(axis=0), centred[~inside].mean(axis=0))
     spread = float((left**2).sum())
     if not spread > 0:
         return centred
@@ -167,7 +171,7 @@ def _without_likeness(centred: Floats, start: NDArray[np.int64], end: NDArray[np
     like = min(_MOST_LIKENESS, like + 2 * (1 + 3 * like) / count)
     # The first value has none before it; it is scaled to the spread of the others.
     own: Floats = np.concatenate([centred[:1] * math.sqrt(1 - like**2), centred[1:] - like * centred[:-1]])
-    own -= own.mean()
+    own -= own.mean(axis=0)
     return own
 
 
@@ -201,7 +205,8 @@ def find_late_ranks(records: Sequence[Mapping[str, Any]], changes: Sequence[Chan
     - In each stretch between two changes of the step, take the rank whose lag exceeds its lag in all other measurements
       most. Measurements are shuffled to see how large the largest excess of any rank becomes by chance.
     - In consecutive measurements that all name the same rank as last, count the steps in which it arrived last. Of N
-      equal ranks, each would be last in one of N steps.
+      equal ranks, each would be last in one of N steps. The steps of a measurement are taken as independent here: if a
+      rank is last in all of them, a momentary cause is not told from a lasting one.
     """
     bounds = [0, *sorted({change.position for change in changes if change.figure == "step_ns"}), len(records)]
     found = [late for start, end in pairwise(bounds) if (late := _late_in_stretch(records, start, end))]
@@ -226,10 +231,11 @@ def _late_in_stretch(records: Sequence[Mapping[str, Any]], start: int, end: int)
     inside, lags = inside[known], lags[known]
     if inside.sum() < LEAST or (~inside).sum() < LEAST:
         return None
+    own = _without_likeness(lags, inside)
 
     def excess(chosen: NDArray[np.bool_]) -> Floats:
         """Return how much larger the mean lag of each rank is in the chosen measurements than in the others."""
-        return lags[chosen].mean(axis=0) - lags[~chosen].mean(axis=0)  # type: ignore[no-any-return]
+        return own[chosen].mean(axis=0) - own[~chosen].mean(axis=0)  # type: ignore[no-any-return]
 
     found = excess(inside)
     late = int(found.argmax())
