@@ -12,10 +12,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 import signal
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import get_context
@@ -35,11 +34,12 @@ from ddp_prof.errors import DdpProfError, shell_path, shell_quote
 from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.new_process import without_main_module
 from ddp_prof.runs import find_files, load_runs
-from ddp_prof.runs.report import LoadOptions
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+
+    from mcp.server.mcpserver.tools import Tool
 
 ONE_BY_ONE = Lock()
 """Held while a tool answers: the SDK calls tools in threads, and two large traces at once may not fit into memory."""
@@ -61,7 +61,9 @@ warnings, notes and not_known that matter for the answer; if they say that a fig
 ARGUMENTS = """
 Arguments, and no others: traces, a list of files or folders, best as absolute paths; step_range and backward_range,
 regular expressions for the names of ranges that are steps and backward, needed if info recognises none; warmup_steps,
-the number of first steps to leave out, if a note says that they take longer. A long list in the answer is cut and named
+the number of first steps to leave out, if a note says that they take longer. Where a note names --comm-pattern,
+--one-run or --separate: comm_patterns, a list of regular expressions for the names of kernels that communicate, too;
+one_run=true, all files are ranks of one run; separate=true, each is a run. A long list in the answer is cut and named
 in 'cut': part=NAME and first=NUMBER return its entries from that number on."""
 
 LONGEST = 24_000
@@ -81,18 +83,10 @@ def mcp() -> None:
     """
     try:
         from mcp.server.mcpserver import MCPServer
-        from mcp.types import ToolAnnotations
     except ImportError as error:
         raise DdpProfError("this needs the MCP SDK, version 2 or later: pip install 'mcp>=2'") from error
-    server = MCPServer("ddp-prof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-    for name, command in questions().items():
-        server.add_tool(
-            _make_tool(name),
-            name=name,
-            description=(command.help or "") + ARGUMENTS,
-            annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
-            structured_output=False,
-        )
+    tools = [_make_tool(name, (command.help or "") + ARGUMENTS) for name, command in questions().items()]
+    server = MCPServer("ddp-prof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", tools=tools)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     server.run()
@@ -117,30 +111,48 @@ def _stop(number: int, _frame: FrameType | None) -> None:
         os._exit(128 + number)
 
 
-def _make_tool(name: str) -> Callable[..., str]:
-    """Return the function of a tool: it takes the arguments that an assistant gives, and returns JSON."""
+def _make_tool(name: str, description: str) -> Tool:
+    """Return a tool, which takes the arguments that an assistant gives and no others, and returns JSON."""
     from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.tools import Tool
+    from mcp.types import ToolAnnotations
 
     def ask(
         traces: list[str],
         step_range: str | None = None,
         backward_range: str | None = None,
         warmup_steps: int = 0,
+        comm_patterns: list[str] | None = None,
+        one_run: bool = False,
+        separate: bool = False,
         part: str | None = None,
         first: int = 0,
     ) -> str:
         # Answers a question; ARGUMENTS describes the parameters to the assistant.
         if not traces:
             raise ToolError("no traces are given: name at least one file or folder")
-        options = LoadOptions(step_range, backward_range, max(0, warmup_steps))
-        question = Question(name, tuple(traces), options, part, max(0, first))
+        options = [
+            *([] if step_range is None else [f"--step-range={step_range}"]),
+            *([] if backward_range is None else [f"--backward-range={backward_range}"]),
+            *([f"--warmup-steps={warmup_steps}"] if warmup_steps else []),
+            *[f"--comm-pattern={pattern}" for pattern in comm_patterns or ()],
+            *["--one-run"] * one_run,
+            *["--separate"] * separate,
+        ]
+        question = Question(name, tuple(traces), tuple(options), part, max(0, first))
         try:
             with ONE_BY_ONE:
                 return ANSWERS.ask(question)
         except DdpProfError as error:
             raise ToolError(error_line(error)) from error
 
-    return ask
+    hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+    tool = Tool.from_function(ask, name, description=description, annotations=hints, structured_output=False)
+    # The SDK drops an argument that the function lacks, and the answer would be to another question.
+    known = tool.fn_metadata.arg_model
+    tool.fn_metadata.arg_model = type("Arguments", (known,), {"model_config": {"extra": "forbid"}})
+    tool.parameters["additionalProperties"] = False
+    return tool
 
 
 class Question(NamedTuple):
@@ -149,7 +161,7 @@ class Question(NamedTuple):
     Attributes:
         name: The command.
         traces: Files and folders.
-        options: How the traces are read.
+        options: How the traces are read, as options of the command line.
         part: Name of a list in the answer, of which only entries from ``first`` on are wanted; ``None`` for the whole
             answer.
         first: Number of the first entry that is wanted.
@@ -157,7 +169,7 @@ class Question(NamedTuple):
 
     name: str
     traces: tuple[str, ...]
-    options: LoadOptions
+    options: tuple[str, ...] = ()
     part: str | None = None
     first: int = 0
 
@@ -261,10 +273,10 @@ def _serve_answers(connection: Connection[Any, Any], folder: str) -> None:
             # If the server is killed meanwhile, this timer ends the process.
             signal.setitimer(signal.ITIMER_REAL, 2 * limit_s)
             try:
-                answer = _answer(question.name, list(question.traces), question.options)
+                answer = _answer(question.name, list(question.traces), list(question.options))
                 reply = True, _shorten_answer(answer, question.part, question.first)
-            except re.error as error:
-                reply = False, f"not a regular expression: {error}"
+            except click.UsageError as error:
+                reply = False, error.format_message()
             except ACTIONABLE as error:
                 reply = False, error_line(error)
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -281,30 +293,24 @@ def _bytes_of(traces: Iterable[str]) -> int:
     return total
 
 
-def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any]:
+def _answer(name: str, traces: list[str], options: list[str]) -> dict[str, Any]:
     """Return the command's JSON documents, one per run, and the notes below its tables.
 
     Args:
         name: The command.
         traces: Files and folders.
-        options: How they are read.
+        options: How they are read, as options of the command line.
     """
+    command = questions()[name]
+    read = command.parse_load_options([*options, "--", *traces])
     files = find_files(traces)
     for file in files:
         refuse_to_export(file)
-    answer = questions()[name].answer
-    assert answer is not None
-    views = answer.views(load_runs(files, options, measures=answer.measures_for(as_json=True)))
-    given = {
-        "--step-range": options.step_range,
-        "--backward-range": options.backward_range,
-        "--warmup-steps": options.warmup_steps,
-    }
-    passed = [f"{option}={value}" for option, value in given.items() if value]
+    assert command.answer is not None
+    views = command.answer.views(load_runs(files, read, measures=command.answer.measures_for(as_json=True)))
+    words = ["ddp-prof", name, "--format", "json", *options]
     return {
-        "command": " ".join(
-            (*map(shell_quote, ["ddp-prof", name, "--format", "json", *passed]), *map(shell_path, traces))
-        ),
+        "command": " ".join((*map(shell_quote, words), *map(shell_path, traces))),
         "documents": [view.document for view in views],
         "notes": list(dict.fromkeys(note for view in views for note in view.notes)),
     }

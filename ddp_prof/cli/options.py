@@ -81,15 +81,22 @@ class TraceCommand(click.Command):
         """Replace the values of the common options by ``load`` and ``output``, and call the function."""
         values = ctx.params
         if self.reads_traces:
-            if values["one_run"] and values["separate"]:
-                raise click.UsageError("--one-run and --separate exclude each other")
-            options = {field.name: values.pop(field.name) for field in fields(LoadOptions) if field.name in values}
+            options = _take_load_options(values)
             jobs, scheduler, strict = (values.pop(name) for name in ("jobs", "scheduler", "strict"))
-            values["load"] = Loader(LoadOptions(**options), jobs, scheduler, strict, self.answer)
+            values["load"] = Loader(options, jobs, scheduler, strict, self.answer)
         if self.prints_tables:
             form, wide, columns = (values.pop(name) for name in ("form", "wide", "columns"))
             values["output"] = TableOptions(form, wide, columns, is_quiet())
         return super().invoke(ctx)
+
+    def parse_load_options(self, words: Sequence[str]) -> LoadOptions:
+        """Return how these words of a command line, options and traces, read traces; nothing is read yet.
+
+        Raises:
+            click.UsageError: The command line refuses them.
+        """
+        with self.make_context(self.name, list(words)) as context:
+            return _take_load_options(context.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of the help in three groups, without the rare ones unless ``--help-all`` asks for these."""
@@ -104,6 +111,17 @@ class TraceCommand(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _take_load_options(values: dict[str, Any]) -> LoadOptions:
+    """Take how traces are read out of the values of a command's options.
+
+    Raises:
+        click.UsageError: Two of them exclude each other.
+    """
+    if values["one_run"] and values["separate"]:
+        raise click.UsageError("--one-run and --separate exclude each other")
+    return LoadOptions(**{one.name: values.pop(one.name) for one in fields(LoadOptions) if one.name in values})
 
 
 @dataclass(frozen=True)

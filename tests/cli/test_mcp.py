@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,7 +23,6 @@ import pytest
 from ddp_prof.cli import COMMANDS, mcp, tables, whatif
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.errors import DdpProfError
-from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run
 from tests.conftest import IS_WHOLE_GATE, ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -195,7 +195,12 @@ def test_an_error_is_one_line_with_a_way_out(server: Server, tmp_path: Path) -> 
         ({"traces": []}, "no traces are given"),
         ({"traces": ["nowhere.sqlite"]}, "nowhere.sqlite: No such file or directory: check the path"),
         ({"traces": [str(report)]}, f"{report}: a raw report without its export"),
+        ({"traces": [""]}, "an empty name"),
         ({"traces": [overlap], "step_range": "("}, "not a regular expression"),
+        ({"traces": [overlap], "step_range": ""}, "an empty pattern fits every name"),
+        ({"traces": [overlap], "comm_patterns": ["a", ""]}, "an empty pattern fits every name"),
+        ({"traces": [overlap], "warmup_steps": -1}, "-1 is not in the range"),
+        ({"traces": [overlap], "one_run": True, "separate": True}, "--one-run and --separate exclude each other"),
         ({"traces": [overlap], "part": "documents/0/nothing"}, "no list 'documents/0/nothing'"),
     ]
     results = server.ask(*(("overlap", arguments) for arguments, _ in wrong))
@@ -247,6 +252,34 @@ def test_regular_expressions_reach_the_reader(server: Server, tmp_path: Path) ->
     assert "--warmup-steps=1" in answer["command"]
 
 
+def test_what_notes_advise_is_an_argument_and_each_answer_is_that_of_its_command(
+    server: Server, tmp_path: Path
+) -> None:
+    naive, overlap = str(TRACES / "naive.sqlite"), str(TRACES / "overlap.sqlite")
+    known = str(write_capture(tmp_path / "known.sqlite", known_truth()))
+    asked: list[tuple[dict[str, Any], int]] = [
+        ({"traces": [known], "comm_patterns": ["gemm.*", "no such"]}, 1),
+        ({"traces": [naive, overlap], "separate": True}, 2),
+        ({"traces": [known], "one_run": True}, 1),
+    ]
+    for (arguments, count), result in zip(asked, server.ask(*(("info", one) for one, _ in asked)), strict=True):
+        answer = answer_of(result)
+        assert len(answer["documents"]) == count, arguments
+        found = json.loads(run(*shlex.split(answer["command"])[1:]).stdout)
+        assert answer["documents"] == (found if isinstance(found, list) else [found])
+    (without,) = server.ask(("info", {"traces": [known]}))
+    (counted,) = server.ask(("info", asked[0][0]))
+    (before,), (after,) = (answer_of(one)["documents"][0]["processes"] for one in (without, counted))
+    assert after["collectives"] > before["collectives"]
+
+
+def test_an_argument_that_it_does_not_know_is_refused(server: Server) -> None:
+    (result,) = server.ask(("overlap", {"traces": [str(TRACES / "overlap.sqlite")], "comm_pattern": "acme"}))
+    assert result.is_error
+    assert "comm_pattern" in text_of(result)
+    assert {tool.input_schema["additionalProperties"] for tool in server.tools()} == {False}
+
+
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     done = run("mcp")
@@ -289,7 +322,7 @@ def endless(tmp_path: Path) -> Path:
 
 def test_an_answer_that_takes_too_long_is_given_up(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = mcp.Answers()
-    question = mcp.Question("overlap", (str(endless),), LoadOptions())
+    question = mcp.Question("overlap", (str(endless),))
     try:
         before = answers.ask(question)
         assert answers._process
@@ -297,7 +330,7 @@ def test_an_answer_that_takes_too_long_is_given_up(endless: Path, monkeypatch: p
         assert folder.is_dir()
         monkeypatch.setattr(mcp, "LEAST_S", 0.5)
         with pytest.raises(DdpProfError, match="no answer within 1 s: ask about fewer traces, or with a simpler"):
-            answers.ask(question._replace(options=LoadOptions(step_range=NESTED)))
+            answers.ask(question._replace(options=(f"--step-range={NESTED}",)))
         assert not Path(f"/proc/{number}").exists()
         assert not folder.exists()
         monkeypatch.undo()
@@ -308,7 +341,7 @@ def test_an_answer_that_takes_too_long_is_given_up(endless: Path, monkeypatch: p
 
 def test_a_process_that_was_killed_is_told_and_the_next_question_answered(endless: Path) -> None:
     answers = mcp.Answers()
-    question = mcp.Question("overlap", (str(endless),), LoadOptions())
+    question = mcp.Question("overlap", (str(endless),))
     try:
         before = answers.ask(question)
         assert answers._process
