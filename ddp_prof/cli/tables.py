@@ -50,6 +50,7 @@ def _options_of(run: Run) -> str:
     given = (("--step-range", options.step_range), ("--backward-range", options.backward_range))
     found = [f"{name} {shell_quote(value)}" for name, value in given if value is not None]
     found += [f"--warmup-steps {options.warmup_steps}"] if options.warmup_steps else []
+    found += [f"--comm-pattern {shell_quote(pattern)}" for pattern in options.comm_patterns]
     return " ".join([*found, *(["--one-run"] if options.one_run and len(run.files) > 1 else [])])
 
 

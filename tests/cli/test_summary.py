@@ -336,12 +336,16 @@ def test_the_next_commands_name_all_files_of_the_run(names: tuple[str, str], tmp
 
 
 def test_the_next_commands_read_the_run_as_this_one_did(tmp_path: Path) -> None:
-    """Without the options, two ranks were two runs, or the steps were others."""
+    """Without the options, two ranks were two runs, steps were others, or a library's kernels counted as compute."""
     ranks = [write_capture(tmp_path / name, known_truth(2)) for name in ("a.sqlite", "b.sqlite")]
-    options = ("--step-range", r"step_(\d+)|it's \d", "--warmup-steps", "1", "--one-run")
-    (found,) = summary(*options, *ranks)["runs"]
+    reading = ("--step-range", r"step_(\d+)|it's \d", "--warmup-steps", "1")
+    reading += ("--comm-pattern", "acme .*", "--comm-pattern", "other")
+    (found,) = summary(*reading, "--one-run", *ranks)["runs"]
     for command in found["next"]:
-        assert shlex.split(command)[2:] == [*options, *map(str, ranks)]
+        assert shlex.split(command)[2:] == [*reading, "--one-run", *map(str, ranks)]
+    told = run("summary", *reading, "--separate", *ranks).stdout
+    (more,) = re.findall(r"more about one of them: (.*)", told)
+    assert shlex.split(more) == ["ddp-prof", *reading, str(ranks[0])]
 
 
 _NOBODY = "communicates with nobody, so there is nothing to hide."

@@ -138,9 +138,14 @@ class SummarizedRun:
         return " ".join(map(shell_path, names))
 
     @property
+    def as_read(self) -> str:
+        """The words of a command line that read the run as it was read: options and files, quoted for a shell."""
+        return f"{self.options} {self.all_files}".lstrip()
+
+    @property
     def next_commands(self) -> list[str]:
         """The commands that show more, the most useful one first."""
-        traces = f"{self.options} {self.all_files}".lstrip()
+        traces = self.as_read
         if self.summary.reason:
             return [f"ddp-prof info {traces}", f"ddp-prof kernels {traces}"]
         return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {traces}", f"ddp-prof report {traces}"]
@@ -170,7 +175,7 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
         for note in run.notes(run.headline)
         if whole or changes_reading(note)
     ]
-    notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].all_files}"]
+    notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].as_read}"]
     return TableView("", rows, notes, document)
 
 
