@@ -44,6 +44,35 @@ def percent(ratio: float | None) -> str:
     return f"{percent:.0f} %" if is_whole else f"{percent:.1f} %"
 
 
+def milliseconds(ns: float) -> str:
+    """Return a time as text in µs or ms with about three digits; from 10 s on in seconds."""
+    if abs(ns) >= 10_000_000_000:
+        return f"{ns / 1e9:,.2f} s"
+    if abs(ns) >= 9_995_000 or ns == 0:
+        return f"{ns / 1e6:,.1f} ms"
+    return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
+
+
+def signed(ns: int) -> str:
+    """Return a difference of times with its sign: ``+4.00 ms``, ``-0.5 µs``."""
+    return f"{'+' if ns > 0 else ''}{milliseconds(ns)}"
+
+
+def size(number: int) -> str:
+    """Return a number of bytes as text: in bytes below a KiB, else in KiB, MiB or GiB with about three digits."""
+    if number < 2**10:
+        return f"{number:,} byte{'' if number == 1 else 's'}"
+    for unit, power in (("KiB", 10), ("MiB", 20)):
+        if number < 999.5 * 2**power:  # above, three digits would round it to 1,000
+            return f"{digits(number / 2**power)} {unit}"
+    return f"{digits(number / 2**30)} GiB"
+
+
+def digits(value: float, count: int = 3) -> str:
+    """Return a number as text with ``count`` significant digits; a large one gets zeros, and no power of ten."""
+    return f"{float(f'{value:.{count}g}'):,.15g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.

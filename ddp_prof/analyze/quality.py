@@ -15,7 +15,7 @@ from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_laun
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.why_unknown import WAITED_FOR, count_messages, named_collectives
-from ddp_prof.columns import percent
+from ddp_prof.columns import milliseconds, percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
@@ -430,8 +430,8 @@ def _warn_about_gloo(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]
         called = ", ".join(f"'{trace.names[name_id]}'" for name_id in distinct(spans.name_id[rows])[:_NAMED_OF_GLOO])
         count = f"{len(rows):,} events such as {called} last" if len(rows) > 1 else f"{called} lasts"
         yield (
-            f"gloo on the host is in no figure, as devices communicate, too: {count} {during.length_ns / 1e6:.2f} ms "
-            f"in all, for {idle_ns / 1e6:.2f} of which no device of the process worked"
+            f"gloo on the host is in no figure, as devices communicate, too: {count} {milliseconds(during.length_ns)} "
+            f"in all, for {milliseconds(idle_ns)} of which no device of the process worked"
         )
 
 

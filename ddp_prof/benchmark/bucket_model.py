@@ -29,8 +29,7 @@ import numpy as np
 
 from ddp_prof.benchmark.settings import SettingSummary
 from ddp_prof.bucket_assignment import Float32, assign_buckets, bucket_bytes
-from ddp_prof.columns import percent
-from ddp_prof.present.text import milliseconds
+from ddp_prof.columns import milliseconds, percent
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import BASELINE, BYTES_PER_MB
 

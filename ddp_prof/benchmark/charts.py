@@ -16,11 +16,11 @@ import numpy as np
 from ddp_prof.benchmark.bucket_model import CURVE_MB, BucketModel, compare_expectations, error_text, mismatch_text
 from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
-from ddp_prof.columns import percent
+from ddp_prof.columns import digits, milliseconds, percent, size
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
-from ddp_prof.present.text import MAX_NAME, milliseconds, shown_name, size
+from ddp_prof.present.text import MAX_NAME, shown_name
 from ddp_prof.variants import BYTES_PER_MB
 
 _TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560  # pixels: above the plot, of a row of bars, below the plot, of a figure
@@ -170,7 +170,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
             }
         )  # fmt: skip
     expectations, verdict = compare_expectations(model, results.summaries), ""
-    title = f"The model expects the least communication after backward with buckets of {model.best_mb:.2g} MiB"
+    title = f"The model expects the least communication after backward with buckets of {digits(model.best_mb, 2)} MiB"
     if expectations:
         title = f"Tail by bucket size: what was expected is off by {error_text(expectations)}"
         verdict = mismatch_text(model, expectations)

@@ -29,7 +29,7 @@ from ddp_prof.benchmark.bucket_model import (
 )
 from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of, summarize_settings
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
-from ddp_prof.columns import percent
+from ddp_prof.columns import digits, percent
 from ddp_prof.variants import BUCKETED
 
 HUBER = 1.345
@@ -188,8 +188,8 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) 
     # The size with the smallest predicted tail against the fastest size or, if it is the fastest, the second fastest.
     chosen = min(sizes, key=model.mean_ns)
     choice = (
-        f"The model expects the least communication after backward with buckets of {model.best_mb:.2g} MiB; of the "
-        f"sizes measured, it prefers {chosen:g} MiB."
+        f"The model expects the least communication after backward with buckets of {digits(model.best_mb, 2)} MiB; of "
+        f"the sizes measured, it prefers {chosen:g} MiB."
     )
     if chosen == fastest:
         second = min((mb for mb in sizes if mb != fastest), key=losses.__getitem__)

@@ -19,13 +19,12 @@ from ddp_prof.benchmark.charts import draw_figures
 from ddp_prof.benchmark.findings import TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
-from ddp_prof.columns import Row, percent
+from ddp_prof.columns import Row, digits, milliseconds, percent, size
 from ddp_prof.communication import ALL_REDUCE
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import in_percent, ms, times_of, values_of
 from ddp_prof.present.html.page import write_figure, write_shared_plotly
 from ddp_prof.present.table import SCHEMA, TableView, markdown, markdown_text, write_csv
-from ddp_prof.present.text import milliseconds, size
 from ddp_prof.variants import BYTES_PER_MB
 
 REPORT = "results.md"
@@ -166,7 +165,7 @@ def link_note(model: BucketModel, *, contradicted: bool) -> str:
     left = milliseconds(round(model.mean_ns(best)))
     text = (
         f"{link.text} (fitted to {link.sizes} message sizes, median error {percent(link.relative_error)}); the "
-        f"model expects the least communication after backward with buckets of {best:.2g} MiB, {left}"
+        f"model expects the least communication after backward with buckets of {digits(best, 2)} MiB, {left}"
         f"{', which the measured steps contradict' if contradicted else ''}; the course's b* = sqrt(s o w), for equal "
         f"buckets and a backward as long as the transfers, is {size(round(model.course_best_bytes))}"
     )

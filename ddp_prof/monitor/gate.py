@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_prof.analyze.statistics import StepFigure, half_width_of_change, median_of_steps
-from ddp_prof.columns import Row
+from ddp_prof.columns import Row, milliseconds
 from ddp_prof.monitor.log import MonitorLog, find_other_job
 from ddp_prof.present.columns import ms
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.check import summarize_verdicts
-from ddp_prof.present.text import milliseconds
 
 _LIMITS = {
     "min_overlap": ("min overlap", "overlap_ratio", "%", 100.0),

@@ -18,10 +18,9 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
 from ddp_prof.analyze.variants.regression_gate import GateResult, Requirements, check_run
 from ddp_prof.annotate.monitor_format import LIMITS
-from ddp_prof.columns import percent
+from ddp_prof.columns import milliseconds, percent
 from ddp_prof.errors import UsageError, printable
 from ddp_prof.present.headlines import communicating_steps_text, gain_headline
-from ddp_prof.present.text import milliseconds
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
 

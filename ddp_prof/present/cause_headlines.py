@@ -18,9 +18,9 @@ from ddp_prof.analyze.collectives.exposed_time import (
 )
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.columns import percent
+from ddp_prof.columns import milliseconds, percent, size
 from ddp_prof.present.headlines import WORTH_ADVICE, Headline
-from ddp_prof.present.text import collective_name, milliseconds, size
+from ddp_prof.present.text import collective_name
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.columns import percent
-from ddp_prof.present.text import count_noun, milliseconds
+from ddp_prof.columns import milliseconds, percent
+from ddp_prof.present.text import count_noun
 from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:

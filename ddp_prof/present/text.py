@@ -56,15 +56,6 @@ def collective_name(index: int | None, bucket: int | None) -> str:
     return f"collective {index}" if bucket is None else f"bucket {bucket}"
 
 
-def milliseconds(ns: int) -> str:
-    """Return a time as text in µs or ms with about three digits; from 10 s on in seconds."""
-    if abs(ns) >= 10_000_000_000:
-        return f"{ns / 1e9:,.2f} s"
-    if abs(ns) >= 9_995_000 or ns == 0:
-        return f"{ns / 1e6:,.1f} ms"
-    return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
-
-
 def three_digits(value: float, sign: str = "") -> str:
     """Format a number for the bar of a chart, with about three digits: ``1,077``, ``12.3``.
 
@@ -73,12 +64,3 @@ def three_digits(value: float, sign: str = "") -> str:
     if abs(value) >= 100:
         return f"{value:{sign},.0f}"
     return f"{value:{sign}.3g}" if abs(value) >= 1e-4 or not value else f"{value:{sign}.6f}"
-
-
-def size(number: int) -> str:
-    """Return a number of bytes as text: in bytes below a KiB, else in KiB, MiB or GiB with about three digits."""
-    if number < 2**10:
-        return count_noun(number, "byte")
-    if number < 2**20:
-        return f"{number / 2**10:.3g} KiB"
-    return f"{number / 2**20:.3g} MiB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GiB"

@@ -26,9 +26,9 @@ from ddp_prof.benchmark.report import (
     write_results_csv,
 )
 from ddp_prof.benchmark.store import load_results
+from ddp_prof.columns import size
 from ddp_prof.manifest import Caveat
 from ddp_prof.present.charts.static_images import Pictures
-from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
 from tests.charts import validated
 from tests.conftest import ROOT

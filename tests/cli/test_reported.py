@@ -755,7 +755,7 @@ def test_gloo_beside_nccl_is_said_to_be_in_no_figure(tmp_path: Path) -> None:
     ]
     work = (USUAL[0], USUAL[1], USUAL[2], ("adam", 800, 960, 7, 510, MAIN))
     trace = write_kineto(tmp_path / "x.json", job(*(step(index, work) for index in range(5))), others=barriers)
-    assert "5 events such as 'gloo:barrier' last 0.40 ms in all, for 0.25 of which no device" in one_line(trace)
+    assert "5 events such as 'gloo:barrier' last 0.40 ms in all, for 0.25 ms of which no device" in one_line(trace)
     assert "gloo on the host" not in one_line(write_kineto(tmp_path / "y.json", usual()))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import ddp_prof
-from ddp_prof.columns import percent
-from ddp_prof.present.text import milliseconds, size, three_digits
+from ddp_prof.columns import digits, milliseconds, percent, size
+from ddp_prof.present.text import three_digits
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,32 @@ def test_all_sentences_write_a_share_in_one_way() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(1, "1 byte"), (1000, "1,000 bytes"), (1024, "1 KiB"), (10**6, "977 KiB"), (2**20, "1 MiB"), (2**30, "1 GiB")],
-)
+    [
+        (1, "1 byte"), (1000, "1,000 bytes"), (1024, "1 KiB"), (10**6, "977 KiB"), (1000 * 2**10, "0.977 MiB"),
+        (2**20 - 1, "1 MiB"), (2**20, "1 MiB"), (2**30 - 2**20, "0.999 GiB"), (2**30, "1 GiB"), (2**40, "1,020 GiB"),
+    ],
+)  # fmt: skip
 def test_units_of_sizes_are_of_1024(number: int, text: str) -> None:
+    """1,000 KiB was ``1e+03 KiB``."""
     assert size(number) == text
+
+
+def test_a_large_number_is_no_power_of_ten() -> None:
+    assert [digits(one, 2) for one in (0.25, 9.96, 119.3, 4096)] == ["0.25", "10", "120", "4,100"]
+
+
+def test_all_findings_write_a_time_and_a_size_in_one_way() -> None:
+    """One finding said ``868.6 ms`` of its cost, and ``868.61 ms`` of the same in its evidence."""
+    own = [
+        f"{file.name}:{node.lineno}"
+        for file in (Path(ddp_prof.__file__).parent / "analyze").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FormattedValue) and node.format_spec and ast.unparse(node.value).endswith(_SCALES)
+    ]
+    assert own == []
+
+
+_SCALES = ("/ 1000000.0", "/ 2 ** 20")
 
 
 @pytest.mark.parametrize(

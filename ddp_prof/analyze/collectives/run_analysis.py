@@ -44,6 +44,7 @@ from ddp_prof.analyze.quality import (
     warn_world_sizes,
 )
 from ddp_prof.analyze.result_bases import disambiguate
+from ddp_prof.columns import milliseconds
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace, distinct
@@ -514,7 +515,7 @@ def _find_doubts(run: RunAnalysis) -> Iterator[str]:
         )
     if (residual_ns := run.alignment.residual_p95_ns or 0) > APART_NS:
         yield (
-            f"ends of matched collectives differ by up to {residual_ns / 1e6:,.2f} ms between files (95th percentile): "
+            f"ends of matched collectives differ by up to {milliseconds(residual_ns)} between files (95th percentile): "
             "waiting is uncertain by as much, or some of them are not the same collective"
         )
     if (apart_ns := _clock_disagreement_ns(run)) > _CLOCKS_APART_NS:

@@ -21,7 +21,7 @@ from ddp_prof.analyze.doctor.bucket_size import OF_MANY, OF_ONE, bucket_cap_mb
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
-from ddp_prof.columns import percent
+from ddp_prof.columns import milliseconds, percent, size
 from ddp_prof.communication import OPERATIONS, VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
@@ -106,7 +106,7 @@ def one_communicator(run: RunEvidence) -> Finding | None:
     return Finding(
         "one communicator serializes gathers and scatters",
         f"{found:,} gathers and scatters waited behind one of the other kind on their stream, which exposes at most "
-        f"{cost_ns / 1e6:.2f} ms {'of a typical step' if run.analysis.has_steps else 'in all'}.",
+        f"{milliseconds(cost_ns)} {'of a typical step' if run.analysis.has_steps else 'in all'}.",
         "Give all-gathers and reduce-scatters communicators of their own.",
         tuple(ranks),
         (),
@@ -172,8 +172,8 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("overlap without gain", f"{part}in these overlap gains time") if part else None
     return Finding(
         "overlap without gain",
-        f"Communication hides {hidden / 1e6:.2f} ms in a typical step, and slows compute beside it by "
-        f"{found.contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
+        f"Communication hides {milliseconds(hidden)} in a typical step, and slows compute beside it by "
+        f"{milliseconds(found.contention_ns)}: a net gain of {milliseconds(gain)}.",
         "Let collectives take fewer multiprocessors (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS), or overlap less.",
         tuple(dict.fromkeys(rank.name for rank in run.analysis.ranks if len(rank.timings))),
         (),
@@ -334,7 +334,9 @@ def _find_in_most_steps(
             found, steps = found + times, steps + len(rank.step_keys)
     if not ranks:
         return None
-    text = f"{found} of {steps} steps have such collectives: {max(exposed) / 1e6:.2f} ms of a typical step are exposed."
+    text = (
+        f"{found} of {steps} steps have such collectives: {milliseconds(max(exposed))} of a typical step are exposed."
+    )
     return Finding(rule, text, advice, tuple(ranks))
 
 
@@ -388,7 +390,7 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "gradients reduced after backward",
         f"{len(late.counts)} of {len(run.gradients.counts)} steps launch all reductions of gradients after backward: "
-        f"{exposed_ns / 1e6:.2f} ms of a typical step are exposed.",
+        f"{milliseconds(exposed_ns)} of a typical step are exposed.",
         "Launch reductions while backward runs, from hooks of the gradients and in several buckets, as "
         f"{'fully_shard' if late.are_sharded else 'DistributedDataParallel'} does (DeepSpeed: overlap_comm, "
         f"Megatron-LM: --overlap-grad-reduce).{of_ddp}",
@@ -413,7 +415,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     count = np.sort(every.counts)[len(every.counts) // 2]
     sizes = every.bytes[every.bytes != UNKNOWN]
     if are_many_and_small(int(count), sizes):
-        typical = f", half of them of {median_or_zero(sizes) / 2**20:.3g} MiB or less" if len(sizes) else ""
+        typical = f", half of them of {size(median_or_zero(sizes))} or less" if len(sizes) else ""
         cap = None if every.are_sharded else bucket_cap_mb(every, OF_MANY)
         larger = "Put gradients into a dozen buckets or more, of at most 25 MiB"
         if cap is not None:
@@ -439,7 +441,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
         setting = "(bucket_cap_mb)" if cap is None else f"(bucket_cap_mb={cap})"
         return Finding(
             "one bucket for all gradients",
-            f"One collective reduces all gradients of a {every.unit_name}, and {exposed / 1e6:.2f} ms of it are "
+            f"One collective reduces all gradients of a {every.unit_name}, and {milliseconds(exposed)} of it are "
             "exposed: it cannot begin before the last gradient is ready.",
             "Shard the model in several units (fully_shard: its layers, too; DeepSpeed: a smaller reduce_bucket_size), "
             "so that the first reductions begin while backward computes."
@@ -479,7 +481,7 @@ def wait_in_backward(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "backward waits for its reductions",
         f"In {waited.steps} of {every.steps} steps compute of backward needs each reduction but the last, and stands "
-        f"still for them for {cost_ns / 1e6:.2f} ms of a typical step.",
+        f"still for them for {milliseconds(cost_ns)} of a typical step.",
         "Where hooks of your own wait for their collectives, launch these with async_op=True and wait after backward; "
         "an optimizer that steps in backward needs them at once.",
         *run.where(waited),
@@ -504,8 +506,8 @@ def last_bucket(run: RunEvidence) -> Finding | Abstained | None:
     cost_ns = min(tail_ns, blocking.typical_ns) if blocking else tail_ns
     return Finding(
         "large last bucket",
-        f"{tail_ns / 1e6:.2f} ms of a typical step are the tail of the last bucket, of "
-        f"{(cause.bytes or 0) / 2**20:.3g} MiB, after backward.",
+        f"{milliseconds(tail_ns)} of a typical step are the tail of the last bucket, of "
+        f"{size(cause.bytes or 0)}, after backward.",
         f"{advice[:1].upper()}{advice[1:]}.",
         cost_ns=cost_ns,
         argument="bucket_cap_mb",
@@ -537,8 +539,8 @@ def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
     way_out = latency.capitalize() if alike.is_transfer else f"{late_rank} (ddp-prof skew), or {latency}"
     return Finding(
         "time does not depend on size",
-        f"{operation} of {alike.small_bytes / 2**20:.3g} and of {alike.large_bytes / 2**20:.3g} MiB take "
-        f"{alike.small_ns / 1e6:.2f} and {alike.large_ns / 1e6:.2f} ms (medians).",
+        f"{operation} of {size(alike.small_bytes)} and of {size(alike.large_bytes)} take "
+        f"{milliseconds(alike.small_ns)} and {milliseconds(alike.large_ns)} (medians).",
         f"Bandwidth does not limit these messages: neither fewer bytes nor a faster link would shorten them. {way_out}",
     )
 
@@ -574,7 +576,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     if not late:
         return None
     exposed = run.typical_exposed_ns(hooks.sum_of_steps(hooks.by_unit(np.add, hooks.exposed_ns)))
-    told = "" if exposed is None else f": {exposed / 1e6:.2f} ms of a typical step's communication are exposed"
+    told = "" if exposed is None else f": {milliseconds(exposed)} of a typical step's communication are exposed"
     return Finding(
         "gradients ready in another order than buckets",
         f"The first of {hooks.counts[0]} buckets was launched when {percent(max(late.values()))} of backward was over"
@@ -616,11 +618,11 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     if sum(len(facts.copies_ns) > 0 for facts in run.facts_of_steps) > 1:
         whole += f" of {run.analysis.ranks[slowest].name}"
-    launches = f", and their launches up to {launches_ns / 1e6:.2f} ms more" if launches_ns else ""
+    launches = f", and their launches up to {milliseconds(launches_ns)} more" if launches_ns else ""
     return Finding(
         "copies out of buckets",
         f"For {len(copied):,} of {needed:,} reductions of gradients, a memory copy is what needs the result first; "
-        f"copies on the stream of compute take {copies_ns / 1e6:.2f} ms of {whole}{launches}.",
+        f"copies on the stream of compute take {milliseconds(copies_ns)} of {whole}{launches}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
         copies_ns + launches_ns,
@@ -655,7 +657,7 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "the last bucket is needed first",
         f"In {found.steps} of {last.steps} steps the first operation that needs a collective needs the one launched "
-        f"last, and stands still for it for {cost / 1e6:.2f} ms.",
+        f"last, and stands still for it for {milliseconds(cost)}.",
         "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
         *run.where(found),
         cost,
@@ -683,7 +685,7 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     if 2 * len(votes) <= len(last):
         return None
     exposed = run.typical_exposed_ns(votes.sum_of_steps(votes.exposed_ns))
-    told = "" if exposed is None else f", {exposed / 1e6:.2f} ms of it exposed"
+    told = "" if exposed is None else f", {milliseconds(exposed)} of it exposed"
     return Finding(
         "vote on unused parameters",
         f"In {votes.steps} of {last.steps} steps a collective of "

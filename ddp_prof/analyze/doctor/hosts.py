@@ -12,7 +12,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.columns import percent
+from ddp_prof.columns import milliseconds, percent
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
@@ -67,8 +67,8 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "host synchronization in backward",
         f"The host waited for the device {sum(count for _, count, *_ in found):,} times between the start of backward "
-        f"and its last collective, {wait / 1e6:.2f} ms in a typical step, in which the stream of compute idles for "
-        f"{bare / 1e6:.2f} ms.",
+        f"and its last collective, {milliseconds(wait)} in a typical step, in which the stream of compute idles for "
+        f"{milliseconds(bare)}.",
         "Move .item(), .cpu(), print and torch.cuda.synchronize() out of backward and its hooks.",
         tuple(name for name, *_ in found),
         (),
@@ -110,7 +110,7 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         "host synchronization in backward",
         f"In {blocked.steps} of {every.steps} steps each reduction of gradients in backward had ended "
         f"before the next one was launched, and delayed it by {low:.2f} to {high:.2f} ms for each ms that it took: "
-        f"{wait / 1e6:.2f} ms of a typical step.",
+        f"{milliseconds(wait)} of a typical step.",
         _WAITS_OF_FSDP if any((rank.timings.operation == _SCATTER).any() for rank in run.analysis.ranks) else _IN_HOOKS,
         run.where(blocked)[0],
         (),
@@ -190,7 +190,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     where = "on the critical path" + (", or in the next step," if run.analysis.has_steps else "")
     return Finding(
         "launch-bound host",
-        f"{percent(shares[len(shares) // 2])} of {whole}, {cost / 1e6:.2f} ms, is time in which the device waits for "
+        f"{percent(shares[len(shares) // 2])} of {whole}, {milliseconds(cost)}, is time in which the device waits for "
         f"launches: what came next {where} could not begin before the host had launched it.",
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
         tuple(name for name, ns in unfed.items() if name in named or ns >= least_ns),
@@ -217,7 +217,7 @@ def _name_late_hosts(
     if not found:
         return None
     cost, share, _ = max(found)
-    text = evidence.format(percent(share), f"{cost / 1e6:.2f} ms")
+    text = evidence.format(percent(share), milliseconds(cost))
     return Finding("launch-bound host", text, advice, tuple(name for *_, name in found), (), cost)
 
 
@@ -293,14 +293,14 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     if cost == 0:
         return None
     most = "" if run.knows_queues else "at most "
-    costs = "" if cost is None else f"; that costs another rank {most}{cost / 1e6:.2f} ms in such a step"
+    costs = "" if cost is None else f"; that costs another rank {most}{milliseconds(cost)} in such a step"
     per_step = None if run.skew.costs_ns is None else round(sum(run.skew.costs_ns) / steps)
     if per_step is not None and 2 * late.last_steps < steps:
-        costs += f", {per_step / 1e6:.2f} ms in the mean step"
+        costs += f", {milliseconds(per_step)} in the mean step"
     return Finding(
         "straggler",
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "
-        f"{(late.lag_when_last_ns or 0) / 1e6:.2f} ms (median){costs}.",
+        f"{milliseconds(late.lag_when_last_ns or 0)} (median){costs}.",
         "Compare its input, clocks, power limit and placement with the other ranks'."
         if 2 * late.last_steps >= steps
         else "Look for what it alone does now and then: checkpoints, evaluation, logging, data loading, garbage "
@@ -337,8 +337,8 @@ def uneven_compute(run: RunEvidence) -> Finding | None:
     which = run.skew.names_of(found)
     return Finding(
         "uneven compute",
-        f"{which[:1].upper()}{which[1:]} compute{'' if len(found) > 1 else 's'} longest, up to {longest / 1e6:.2f} ms "
-        f"of a typical step; the median of all ranks is {usual / 1e6:.2f} ms. Others may wait for that in sends and "
+        f"{which[:1].upper()}{which[1:]} compute{'' if len(found) > 1 else 's'} longest, up to {milliseconds(longest)} "
+        f"of a typical step; the median of all ranks is {milliseconds(usual)}. Others may wait for that in sends and "
         "receives, which are not matched.",
         "Give these ranks less work, such as fewer layers of a pipeline; if they have no more than others, compare "
         "their clocks, power limit and placement.",
@@ -354,12 +354,12 @@ def _late_group(run: RunEvidence, group: LateGroup) -> Finding | None:
     if cost == 0:
         return None
     most = "" if run.knows_queues else "at most "
-    costs = "" if cost is None else f"; that costs another rank {most}{cost / 1e6:.2f} ms in such a step"
+    costs = "" if cost is None else f"; that costs another rank {most}{milliseconds(cost)} in such a step"
     which = run.skew.names_of(group.ranks)
     return Finding(
         "straggler",
         f"{which[:1].upper()}{which[1:]} arrive last together in {group.steps} of {len(run.skew.steps)} steps, by "
-        f"{group.lag_ns / 1e6:.2f} ms (median){costs}.",
+        f"{milliseconds(group.lag_ns)} (median){costs}.",
         "Compare their input, clocks, power limit and placement with the other ranks': they may have a node in common.",
         names,
         (),
@@ -380,8 +380,8 @@ def _late_in_turns(run: RunEvidence) -> Finding | None:
     return Finding(
         "straggler",
         f"Ranks are late in turns: in {len(steps)} of {len(run.skew.steps)} steps {'some' if several else 'one'} of "
-        f"them arrive{'' if several else 's'} last, by {lag_ns / 1e6:.2f} ms (median), and none so often that chance "
-        f"does not explain it; that costs another rank {most}{cost / 1e6:.2f} ms in a step (mean).",
+        f"them arrive{'' if several else 's'} last, by {milliseconds(lag_ns)} (median), and none so often that chance "
+        f"does not explain it; that costs another rank {most}{milliseconds(cost)} in a step (mean).",
         "Give all ranks equal work in each step (samples of equal length, packed or sorted into buckets), and look for "
         "pauses that any of them may have: data loading, garbage collection, other programs.",
         (),

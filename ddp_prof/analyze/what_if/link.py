@@ -12,6 +12,7 @@ import numpy as np
 from ddp_prof.analyze.what_if.blocks import t_95
 from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.simulate import Floats, LinkTimes
+from ddp_prof.columns import milliseconds
 from ddp_prof.table import Ints
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -25,8 +26,7 @@ TWO_SIZES = (
     "byte costs is not known: capture it with another bucket size, which gives unequal buckets"
 )
 NOT_POSITIVE = (
-    "{what} ({overhead:.3f} ms per call, {slope:.3g} ms per MiB): capture all ranks, on a quiet machine, or with "
-    "another bucket size"
+    "{what} ({overhead} per call, {slope} per MiB): capture all ranks, on a quiet machine, or with another bucket size"
 )
 NOT_LONGER = "its collectives do not take longer the larger they are"
 LESS_THAN_NOTHING = "by the times of its collectives, one without bytes takes less than nothing"
@@ -98,7 +98,9 @@ def fit_means(means_ns: Floats, sizes: Ints) -> LinkFit | str:
     slope, overhead_ns = np.polyfit(sizes.astype(float), means_ns, 1)
     if slope <= 0 or overhead_ns <= 0:
         what = NOT_LONGER if slope <= 0 else LESS_THAN_NOTHING
-        return NOT_POSITIVE.format(what=what, overhead=overhead_ns / 1e6, slope=slope * BYTES_PER_MB / 1e6)
+        return NOT_POSITIVE.format(
+            what=what, overhead=milliseconds(overhead_ns), slope=milliseconds(slope * BYTES_PER_MB)
+        )
     # The usual standard errors of a least-squares line. Two collectives leave no degree of freedom: then the errors are
     # as large as the slope and the overhead themselves.
     off_ns = means_ns - (overhead_ns + slope * sizes)

@@ -35,6 +35,7 @@ from ddp_prof.analyze.what_if.rules import (
     torch_rule_of,
 )
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
+from ddp_prof.columns import digits
 from ddp_prof.table import UNKNOWN, Ints
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -52,7 +53,7 @@ WHOLE_BUCKETS = (
 )
 UNUSED = "--parameters is not used: the gradients of this capture are known from {source}"
 ROUNDED = "sizes are rounded up to whole blocks of {bytes:,} bytes"
-BY_RULE = "which gradients share a bucket follows from torch's rule with a cap of {cap:.3g} MiB"
+BY_RULE = "which gradients share a bucket follows from torch's rule with a cap of {cap} MiB"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
     bucket = np.full(len(sizes), UNKNOWN, np.int64)
     for position, members in enumerate(fill_until_reached(sizes, *rule)):
         bucket[members] = position
-    return bucket, [BY_RULE.format(cap=rule[1] / BYTES_PER_MB)]
+    return bucket, [BY_RULE.format(cap=digits(rule[1] / BYTES_PER_MB))]
 
 
 def _may_copy(into: Copied, sizes: Ints) -> bool:

@@ -14,11 +14,12 @@ from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, WHYS
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
+from ddp_prof.columns import milliseconds, size
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, UNSEEN, Chart, axis, make_chart
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.skew_headlines import skew_headline
-from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
+from ddp_prof.present.text import collective_name, shown_name, to_plain_text
 
 MOST_ROWS = 60
 """About the most collectives of a figure; of more collectives, it shows those that are exposed longest."""

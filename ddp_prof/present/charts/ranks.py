@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
+from ddp_prof.columns import milliseconds
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
 from ddp_prof.present.charts.comparison import subtitle
 from ddp_prof.present.skew_headlines import late_text
-from ddp_prof.present.text import milliseconds, shown_name
+from ddp_prof.present.text import shown_name
 
 MOST_RANKS = 128
 """Most ranks that are drawn; of more ranks, those with the most exposed time."""

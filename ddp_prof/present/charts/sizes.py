@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ddp_prof.columns import milliseconds
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart
-from ddp_prof.present.text import milliseconds
 from ddp_prof.variants import BYTES_PER_MB
 
 

@@ -26,12 +26,12 @@ from ddp_prof.analyze.variants.waterfall import (
     Parts,
     Waterfall,
 )
-from ddp_prof.columns import Row, document_of, percent, table_row
+from ddp_prof.columns import Row, document_of, milliseconds, percent, signed, table_row
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text, other_job_texts
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
-from ddp_prof.present.text import collective_name, count_noun, milliseconds
+from ddp_prof.present.text import collective_name, count_noun
 from ddp_prof.variants import BASELINE, BUCKETED
 
 HOW_TO_READ = (
@@ -247,7 +247,7 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
     beyond = [(one, one.change_ns) for one in changes if one.change_ns is not None and one.is_beyond_spread]
     largest_ns = max((abs(by_ns) for _, by_ns in beyond), default=0)
     return [
-        f"{one.part} {_signed(by_ns)}" + (f": {collective_change_text(one.cause)}" if one.cause else "")
+        f"{one.part} {signed(by_ns)}" + (f": {collective_change_text(one.cause)}" if one.cause else "")
         for one, by_ns in beyond
         if 100 * abs(by_ns) >= largest_ns
     ]
@@ -304,12 +304,6 @@ def _arrive_last(names: str) -> str:
     """Return a sentence's beginning: that these ranks arrive last."""
     ending = "" if names.startswith("ranks") or "," in names else "s"
     return f"{names[:1].upper()}{names[1:]} arrive{ending} last"
-
-
-def _signed(ns: int) -> str:
-    """Return a difference of times with its sign, in ms or, if it rounds to zero, in µs: ``+4.00 ms``, ``-0.5 µs``."""
-    text = f"{ns / 1e6:+.2f} ms"
-    return text if text.strip("+-0. ms") else f"{'-' if ns < 0 else '+'}{milliseconds(abs(ns))}"
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.critical.critical_path import RunCritical, StepPath
-from ddp_prof.columns import Row, document_of, percent, table_columns, table_row
+from ddp_prof.columns import Row, document_of, milliseconds, percent, table_columns, table_row
 from ddp_prof.present.table import Digest, Document, TableView, run_document
-from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
+from ddp_prof.present.text import count_noun, join_lines, source_name
 
 CRITICAL_SCHEMA = 2
 """Version of the document.

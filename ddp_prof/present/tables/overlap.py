@@ -11,12 +11,12 @@ from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION
-from ddp_prof.columns import Row, document_of, percent, table_columns, table_rows
+from ddp_prof.columns import Row, document_of, milliseconds, percent, table_columns, table_rows
 from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import level_change_text, outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
-from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
+from ddp_prof.present.text import count_noun, join_lines, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
 _LARGE_DIFFERENCE = 0.05

@@ -16,7 +16,7 @@ from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.why_unknown import NOTHING_LEFT
-from ddp_prof.columns import Row, percent
+from ddp_prof.columns import Row, milliseconds, percent
 from ddp_prof.errors import shell_path, shell_quote
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short
 from ddp_prof.present.columns import in_percent, times_of, values_of
@@ -33,7 +33,7 @@ from ddp_prof.present.headlines import (
 from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView
 from ddp_prof.present.tables.doctor import rule_and_cost, undecided_text
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
-from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
+from ddp_prof.present.text import count_noun, join_lines, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
 _PARTS = {

@@ -16,11 +16,11 @@ from ddp_prof.analyze.what_if.prediction import (
     RunPrediction,
 )
 from ddp_prof.analyze.what_if.questions import VIEWS, WAITS
-from ddp_prof.columns import Row, percent
+from ddp_prof.columns import Row, milliseconds, percent, signed, size
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import TableView, run_document
-from ddp_prof.present.text import count_noun, join_lines, milliseconds, size, source_name
+from ddp_prof.present.text import count_noun, join_lines, source_name
 from ddp_prof.variants import BYTES_PER_MB
 
 _HOW_TO_READ = (
@@ -116,7 +116,7 @@ def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
     """Return the row of one predicted change."""
     whole = None if found.measured_ns is None or one.change_ns is None else found.measured_ns + one.change_ns
     largest = None if one.largest_bytes is None else one.largest_bytes / BYTES_PER_MB
-    why = one.reason if one.beyond_ns is None else f"{one.reason} (extrapolated: {_signed(one.beyond_ns)})"
+    why = one.reason if one.beyond_ns is None else f"{one.reason} (extrapolated: {signed(one.beyond_ns)})"
     times = map(ms, (one.change_ns, one.low_ns, one.high_ns, whole))
     return dict(zip(_KEYS, (label, one.change, one.calls, largest, *times, one.verdict, why), strict=True))
 
@@ -125,11 +125,6 @@ _KEYS = (
     *("run", "what_if", "buckets", "largest_MiB", "change_ms", "change_low_ms", "change_high_ms", "whole_step_ms"),
     *("verdict", "why"),
 )
-
-
-def _signed(ns: int) -> str:
-    """Return a time with its sign, also if it is positive."""
-    return ("+" if ns > 0 else "") + milliseconds(ns)
 
 
 def _headline(found: RunPrediction) -> str:
@@ -143,15 +138,15 @@ def _headline(found: RunPrediction) -> str:
     best = min(gains, key=lambda one: one.change_ns or 0, default=None)
     answer = "None of these changes is known to gain anything."
     if best is not None:
-        low, high = (_signed(end) for end in (best.low_ns or 0, best.high_ns or 0))
-        answer = f"Most is gained by '{best.change}': {_signed(best.change_ns or 0)} per step ({low} to {high})."
+        low, high = (signed(end) for end in (best.low_ns or 0, best.high_ns or 0))
+        answer = f"Most is gained by '{best.change}': {signed(best.change_ns or 0)} per step ({low} to {high})."
     units = count_noun(found.gradients, "gradient") if found.gradients else "whole buckets only"
     off = percent((found.simulated_ns - found.measured_ns) / found.measured_ns)
-    per_mib = found.link.times.ns_per_byte * BYTES_PER_MB / 1e6
+    per_mib = milliseconds(found.link.times.ns_per_byte * BYTES_PER_MB)
     link, who = found.link.times, "one rank" if found.rank is None else f"rank {found.rank}"
     return (
         f"{answer} Based on {count_noun(found.steps, 'step')} of {who}: {size(sum(found.bucket_bytes))} in "
         f"{count_noun(len(found.bucket_bytes), 'bucket')} ({units}; by {found.sizes_from}); a collective takes "
-        f"{milliseconds(round(link.overhead_ns))} plus {per_mib:.3g} ms per MiB; today's step, simulated, is "
+        f"{milliseconds(round(link.overhead_ns))} plus {per_mib} per MiB; today's step, simulated, is "
         f"off by {off}."
     )

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.columns import milliseconds
 from ddp_prof.errors import TraceError
-from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.lanes import View, lanes_of
 from ddp_prof.present.timeline.model import (
     Panel,

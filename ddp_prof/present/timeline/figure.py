@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
-from ddp_prof.columns import percent
+from ddp_prof.columns import milliseconds, percent
 from ddp_prof.present import theme
 from ddp_prof.present.cause_headlines import WHEN, WHY
 from ddp_prof.present.charts import EDGE, LEGEND, PAPER, UNSEEN, Chart, chart_title
 from ddp_prof.present.charts.static_images import WIDTH
 from ddp_prof.present.headlines import hidden_shares_text
-from ddp_prof.present.text import MAX_NAME, milliseconds, plain_name, shown_name, to_plain_text
+from ddp_prof.present.text import MAX_NAME, plain_name, shown_name, to_plain_text
 from ddp_prof.present.timeline.lanes import CODE
 from ddp_prof.present.timeline.model import (
     COMMUNICATION,

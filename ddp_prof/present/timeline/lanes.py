@@ -11,10 +11,9 @@ import numpy as np
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union_of_one
 from ddp_prof.analyze.overlap import RankOverlap
-from ddp_prof.columns import percent
+from ddp_prof.columns import milliseconds, percent
 from ddp_prof.growing_column import in_file, in_order, in_parts, joined
 from ddp_prof.present import theme
-from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline import model
 from ddp_prof.present.timeline.model import Boxes, Lane, RankExposure
 from ddp_prof.range_names import PHASES, PROCESS

@@ -31,7 +31,7 @@ from ddp_prof.analyze.collectives.run_analysis import ClockOffset
 from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
-from ddp_prof.present.text import milliseconds
+from ddp_prof.columns import milliseconds
 from ddp_prof.trace import UNKNOWN, Ints, Table, Trace
 
 HOST = "host"

@@ -113,7 +113,7 @@ def test_ranks_of_a_late_node_cost_what_is_gained_without_the_lag_of_all(tmp_pat
     (run,) = load_runs(write_capture(tmp_path / "node.sqlite", job(16, late_ranks=(1, 2))))
     (finding,) = [one for one in run.doctor().findings if one.rule == "straggler"]
     assert finding.ranks == ("rank 1", "rank 2")
-    assert finding.evidence.startswith("Ranks 1-2 arrive last together in 6 of 6 steps, by 16.00 ms (median); that")
+    assert finding.evidence.startswith("Ranks 1-2 arrive last together in 6 of 6 steps, by 16.0 ms (median); that")
     document = skew_view(run.analysis(), run.skew()).document
     assert document["group"] == {"ranks": [1, 2], "steps": 6, "lag_ns": 16 * MS, "cost_ns": 16 * MS}
     assert document["doubt"] is None
@@ -171,7 +171,7 @@ def test_ranks_that_are_late_in_turns_cost_each_step_what_its_last_ones_are_late
     (finding,) = found
     who = "one of them arrives" if at_once == 1 else "some of them arrive"
     assert (finding.ranks, finding.cost_ns, finding.expected_gain_ns) == ((), 16 * MS, 16 * MS)
-    assert finding.evidence.startswith(f"Ranks are late in turns: in 6 of 6 steps {who} last, by 16.00 ms (median)")
+    assert finding.evidence.startswith(f"Ranks are late in turns: in 6 of 6 steps {who} last, by 16.0 ms (median)")
     assert "its late ranks, a step would be up to 16.0 ms shorter (mean of all steps)" in skew_headline(run.skew()).text
 
 

@@ -671,7 +671,7 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
         return
     (finding,) = [one for one in found.findings if one.rule == "straggler"]
     assert finding.cost_ns == 8 * US
-    assert finding.evidence.endswith("; that costs another rank 0.01 ms in such a step.")
+    assert finding.evidence.endswith("; that costs another rank 8.0 µs in such a step.")
 
     # Where no launch tells whether B queued behind A's wait, what is lost if it did is a bound, and no gain.
     known = evidence_of(load_trace(tmp_path / "late.sqlite"))
@@ -680,7 +680,7 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
     run = replace(known, analysis=replace(known.analysis, ranks=ranks))
     rule = straggler(run)
     assert rule is not None
-    assert " at most 0.01 ms" in rule.evidence
+    assert " at most 8.0 µs" in rule.evidence
     finding = gains.with_expected_gain(run, rule)
     assert (finding.expected_gain_ns, finding.gain_reason, finding.cost_ns) == (None, gains.NO_LAUNCH, 8 * US)
 
@@ -770,7 +770,7 @@ def test_without_sizes_nothing_is_said_to_depend_on_them() -> None:
 
 def test_the_sizes_of_many_collectives_differ() -> None:
     _, finding = diagnose(load_trace(TRACES / "naive.sqlite")).findings
-    assert "39 collectives, half of them of 0.25 MiB or less" in finding.evidence  # 37 MB in all
+    assert "39 collectives, half of them of 256 KiB or less" in finding.evidence  # 37 MB in all
 
 
 def test_a_device_that_copies_while_the_path_is_on_the_host_is_not_said_to_be_idle() -> None:

@@ -73,7 +73,7 @@ def test_a_later_launch_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("by_ns", "text"),
-    [(-500, "-0.5 µs"), (400, "+0.4 µs"), (4_000_000, "+4.00 ms"), (-12_500_000, "-12.50 ms"), (-6_000, "-0.01 ms")],
+    [(-500, "-0.5 µs"), (400, "+0.4 µs"), (4_000_000, "+4.00 ms"), (-12_500_000, "-12.5 ms"), (-6_000, "-6.0 µs")],
 )
 def test_a_change_that_rounds_to_zero_is_shown_in_smaller_units(by_ns: int, text: str) -> None:
     """'transfer -0.00 ms; rest +0.00 ms' was said of changes of half a microsecond."""
