@@ -145,15 +145,23 @@ def _straggler(last: list[int], ranks: int, one_in: int) -> int | None:
 def _independent(last: list[int], hits: int) -> tuple[int, int]:
     """As how many independent steps those count of which neighbours are alike, and as how many hits the hits."""
     n = len(last)
-    chance = sum(Fraction(last.count(who), n) ** 2 for who in {*last})
-    if n < 8 or chance == 1:
+    if n < 8:
         return hits, n
-    more = Fraction(sum(last[at] == last[at - 1] for at in range(1, n)), n - 1) - chance
+    # By chance: without a change, and with one before each step but the first.
+    chance = max(_alike(last[:at]) * Fraction(at, n) + _alike(last[at:]) * Fraction(n - at, n) for at in range(n))
+    if chance == 1:
+        return hits, n
+    more = Fraction(sum(last[at] == last[at - 1] for at in range(1, n)), n - 2) - chance
     if more < 0 or more**2 < chance * (1 - chance) / (n - 1):
         return hits, n
-    like = more / (1 - chance)
+    like = min(Fraction(1), more / (1 - chance))
     fraction = (1 - like) / (1 + like)
     return int(hits * fraction), max(1, round(n * fraction))
+
+
+def _alike(part: list[int]) -> Fraction:
+    """How many of all pairs of steps of a part are alike, a step with itself, too."""
+    return Fraction(sum(one == other for one in part for other in part), max(1, len(part)) ** 2)
 
 
 def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
