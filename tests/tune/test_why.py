@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -159,7 +160,7 @@ def test_a_page_overwrites_neither_the_program_nor_the_store(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("raise SystemExit(1)")
-    done = run("tune", "--try", "A=1", "--store", "tune.db", "--html", output, "--", "python", "train.py")
+    done = run("tune", "--try", "A=1", "--store", "tune.db", "--html", output, "--", sys.executable, "train.py")
     assert done.exit_code in (1, 2)
     assert output in done.stderr
     assert Path("train.py").read_text() == "raise SystemExit(1)"
@@ -170,7 +171,7 @@ def test_without_a_try_it_says_that_there_is_no_page(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     nothing = SimpleNamespace(tries=(), reasons=("communication is hidden already",))
     monkeypatch.setattr(candidates, "find_candidates", lambda *_arguments: nothing)
-    done = run("tune", "--store", "tune.db", "--html", "tune.html", "--", "python", "-c", "pass")
+    done = run("tune", "--store", "tune.db", "--html", "tune.html", "--", sys.executable, "-c", "pass")
     assert "communication is hidden already" in done.output
     assert done.stderr.splitlines()[-1] == "no page: nothing was tried, so tune.html is not written"
     assert not Path("tune.html").exists()
