@@ -225,6 +225,30 @@ def test_a_folder_stands_for_the_traces_in_it(trace: Path) -> None:
     assert [document["label"] for document in documents] == ["known", "other"]
 
 
+# The user presses control-C while the command line imports a library.
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from ddp_prof.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("closed", ["", "2>&-"])
+def test_a_command_that_is_interrupted_while_it_is_loaded_says_so_in_one_line(closed: str) -> None:
+    """Python printed a traceback of the imports."""
+    shell = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", INTERRUPTED_IMPORT, "--help"]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    said = "" if closed else "stopped by SIGINT; what was written before is complete\n"
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", said)
+
+
 # Runs the command line and counts the calls of our functions. At one of them the user presses control-C, and then ends
 # the program in other ways, during the clean-up and once more when the command has ended.
 INTERRUPTED = """
