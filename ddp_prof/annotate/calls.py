@@ -152,7 +152,7 @@ def follow_compilation() -> None:
     @stands_for(original)
     def compile_with_marks(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         compiled = original(model, *args, **kwargs)
-        _leave_to_python()
+        leave_to_python()
         marks = _find(model)
         return marks.move_to(compiled) if marks else compiled
 
@@ -161,7 +161,7 @@ def follow_compilation() -> None:
 
 
 @cache
-def _leave_to_python() -> None:
+def leave_to_python() -> None:
     """Let dynamo leave our functions to Python: it also sees those that mark passes and steps of what it compiles."""
     leave_out = getattr(sys.modules.get("torch._dynamo.trace_rules"), "add", None)
     if leave_out is not None:

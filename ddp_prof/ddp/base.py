@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ddp_prof import annotate
+from ddp_prof.annotate.calls import leave_to_python
 from ddp_prof.ddp.collective import check_group, check_rank_consistency
 from ddp_prof.errors import CommunicationError
 
@@ -59,6 +60,7 @@ class DataParallel(torch.nn.Module, ABC):
         ``schedule`` holds the options that determine the communication, by name. Raises CommunicationError.
         """
         super().__init__()
+        leave_to_python()
         check_group(process_group)
         if torch.is_inference_mode_enabled():
             raise CommunicationError(

@@ -205,6 +205,26 @@ def test_in_a_compiled_step_of_an_optimizer_what_a_variant_does_is_left_to_pytho
     assert len(graphs) == 1  # the step itself
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("variant", ["overlap", "torch"])
+def test_in_a_compiled_step_the_hooks_of_a_bucket_are_left_to_python(
+    variant: str, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of ``torch`` Dynamo's error "ProcessGroup name not set" ended the program; of the others it warned of ranges."""
+    trained = VARIANTS[variant](torch.nn.Linear(2, 2))
+
+    @torch.compile(backend="eager")
+    def step() -> None:
+        trained(torch.ones(2)).sum().backward()
+
+    for _ in range(2):
+        step()
+        trained.finish_gradient_synchronization()
+        trained.zero_grad()
+    assert [str(warning.message) for warning in recwarn if "ranges" in str(warning.message)] == []
+    assert "record_function" not in caplog.text
+
+
 def test_without_a_process_group_the_error_says_what_to_do() -> None:
     with pytest.raises(CommunicationError, match="init_process_group"):
         NaiveDDP(torch.nn.Linear(2, 2))
