@@ -26,6 +26,10 @@ SETTLING = 3
 """Steps at the beginning of a block that are not measured."""
 LEAST_WARMUP, LEAST_STEPS = 1, 3
 """The least values of ``--warmup`` and ``--steps``."""
+TORCHRUNS = re.compile(r"^(?=[WE]\d{4} .*elastic|Traceback |torch\.distributed\.elastic)", flags=re.MULTILINE)
+"""Where torchrun begins to say that a rank has failed."""
+STARS = "*" * 41 + "\n"
+"""The line above and below torchrun's own words at the start."""
 WORDS_FOR_MEMORY = ("out of memory", "OutOfMemoryError", "ENOMEM", "can't allocate memory")
 """Words in the output of a program that lacked memory."""
 
@@ -276,7 +280,7 @@ def _error_of_rank(text: str) -> str | None:
 
     If a signal ended a rank, only torchrun says so, and other ranks may raise an exception because of that. Otherwise
     it is the last line of the first traceback. Torchrun's own exception follows it and says less. Without a traceback
-    it is the exit code.
+    it is the exit code, and what the ranks printed last.
     """
     # In torchrun's report an exit code of -9 is signal 9.
     report = re.search(r"^Root Cause .*?^\s*exitcode\s*: (-?\d+)\b", text, flags=re.MULTILINE | re.DOTALL)
@@ -291,10 +295,22 @@ def _error_of_rank(text: str) -> str | None:
     lines += re.findall(r"^.*: (can't open file .*)$", text, flags=re.MULTILINE)
     own = [line for line in lines if "ChildFailedError" not in line and "elastic" not in line]
     if not own and code > 0:
-        return f"a rank ended with exit code {code} and raised no exception"
+        said = _last_words(text)
+        ended = f"a rank ended with exit code {code} and raised no exception"
+        return f"{ended}; before, the program's output ends with: {said}" if said else ended
     if own and all("closed by peer" in line for line in own):
         return "a rank ended while the others waited for it: do all ranks make the same number of steps?"
     return printable(own[0][:300]) if own else None
+
+
+def _last_words(text: str) -> str:
+    """Return the last line that the ranks printed before torchrun noticed that one has failed; empty if there is none.
+
+    A rank that leaves by ``sys.exit("...")``, or whose argument parser refuses a word, says there why.
+    """
+    own = TORCHRUNS.split(text, maxsplit=1)[0].rpartition(STARS)[2]
+    lines = [line.strip() for line in own.splitlines() if line.strip()]
+    return printable(lines[-1][:300]) if lines else ""
 
 
 def _read_files(folder: Path) -> list[RankFile]:

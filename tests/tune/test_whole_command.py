@@ -118,6 +118,7 @@ Root Cause (first observed failure):
     assert _error_of_rank(text) == "a rank was ended by SIGKILL, which often means that the machine lacks memory"
 
 
+STARS = f"\n{'*' * 41}\nSetting OMP_NUM_THREADS environment variable\n{'*' * 41}\n"
 SUMMARY = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 train.py FAILED
 Root Cause (first observed failure):
@@ -130,6 +131,16 @@ Root Cause (first observed failure):
     ("text", "said"),
     [
         (SUMMARY.format(5), "a rank ended with exit code 5 and raised no exception"),
+        (STARS + SUMMARY.format(5), "a rank ended with exit code 5 and raised no exception"),
+        (
+            STARS
+            + "usage: train.py\ntrain.py: error: --steps\n\nE1130 05:18:11 5 torch/distributed/elastic/api.py:1002] "
+            "failed\n" + SUMMARY.format(2),
+            (
+                "a rank ended with exit code 2 and raised no exception; before, the program's output ends with: "
+                "train.py: error: --steps"
+            ),
+        ),
         ("ValueError: no\n" + SUMMARY.format(1), "ValueError: no"),
         (
             "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [::1]:3\n" + SUMMARY.format(1),
