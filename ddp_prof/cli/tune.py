@@ -138,7 +138,7 @@ def tune(
     _refuse_page(page, store)
     progress: Callable[[str], None] = _leave_out if is_quiet() else _report
     progress(f"note: {warning_of(limits, job)}")
-    because = None
+    because = session = None
     try:
         with stop_on_signals(), _hold_folder_of(store):
             if not tries:
@@ -157,7 +157,8 @@ def tune(
             if why and result.best:
                 because = _explain(job, result.best, store, environ, progress)
     except Stopped as stop:
-        _report(f"stopped: {store} has the finished runs: run the same command again to continue")
+        kept = f"{store} has the finished runs: run the same command again to continue"
+        _report(f"stopped: {kept if session and session.has_runs else 'no run was finished'}")
         context.exit(128 + stop.number)
     _show(result, because, page, output)
 

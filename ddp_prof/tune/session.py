@@ -115,6 +115,11 @@ class Session:
         self.trials: list[Trial] = []
         self._kept = {(trial.round, trial.tried): trial for trial in store.load()}
 
+    @property
+    def has_runs(self) -> bool:
+        """Whether the store has a run of this tuning."""
+        return bool(self.trials or self._kept)
+
     def run(self) -> Tuning:
         """Run rounds until the tuning ends, and return its result.
 
