@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.backward_passes import passes
 from ddp_prof.annotate.calls import Owned
-from ddp_prof.annotate.process_groups import Hook, MarkingGroup, name_group, sends_through_its_state
+from ddp_prof.annotate.process_groups import Hook, MarkingGroup, bytes_of, name_group, sends_through_its_state
 from ddp_prof.annotate.ranges import NestedRange
 from ddp_prof.annotate.tracebacks import stands_for, unseen
 
@@ -25,6 +25,9 @@ NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_I
 """Environment variables; nsys sets at least one of them for the program that it runs."""
 _OF_BUCKETS = "_ddp_prof_buckets"
 """Attribute of a DDP that holds its :class:`BucketMarks` in an :class:`.Owned`."""
+
+_SPARSE_LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+"""Layers whose weight has sparse gradients if ``sparse`` is set; of other layers DDP expects none."""
 
 agreement_follows = False
 """Whether a DDP has run a forward since the last step began, and ranks still have to agree on the order of its buckets.
@@ -139,8 +142,11 @@ class BucketMarks:
     def _find_sizes(self) -> NestedRange | None:
         """Return a range that holds the bucket sizes; ``None`` until DDP has rebuilt its buckets.
 
-        DDP rebuilds them after the first pass, in the order in which the gradients arrived.
+        DDP rebuilds them after the first pass, in the order in which the gradients arrived. Also ``None`` if a layer
+        has sparse gradients, of which DDP knows only the size that they would have if they were dense.
         """
+        if any(isinstance(layer, _SPARSE_LAYERS) and layer.sparse for layer in self._ddp.modules()):
+            return None
         ddp, known = self._ddp, self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         sizes = known["bucket_sizes"] if self._finds_unused else known.get("rebuilt_bucket_sizes")
         if not sizes:
@@ -167,7 +173,7 @@ class BucketMarks:
         if self._hook is None or sends_through_its_state(self._hook, self._state, self._group.marked):
             future, spans = self._group.reduce_bucket(bucket, self._hook, self._state)
         else:  # its messages are not known
-            size, params = bucket.buffer().nbytes, len(bucket.parameters())
+            size, params = bytes_of(bucket.buffer()), len(bucket.parameters())
             spans = [ranges.start_all_reduce(bucket.index(), size, params, **self._group.names)]
             future = self._hook(self._state, bucket)
             future.add_done_callback(spans[0].end)

@@ -85,11 +85,18 @@ class MarkingGroup(dist.ProcessGroup):
 
     def mark(self, tensor: torch.Tensor, launch: Callable[[], Any]) -> Any:
         """Call ``launch``, which starts an all-reduce of ``tensor``; return its work. The range ends with the work."""
-        span = ranges.start_all_reduce(self.bucket, tensor.nbytes, self.params, **self.names)
+        span = ranges.start_all_reduce(self.bucket, bytes_of(tensor), self.params, **self.names)
         self.spans.append(span)
         work = launch()
         work.get_future().add_done_callback(span.end)
         return work
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Return the bytes of a bucket; of a sparse gradient, which is a bucket of its own, those of indices and values."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 def sends_through_its_state(hook: Hook, state: Any, group: dist.ProcessGroup) -> bool:

@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 import ddp_prof as dp
 from ddp_prof import annotate
 from ddp_prof.annotate.process_groups import sends_through_its_state
+from ddp_prof.range_names import BUCKETS as BUCKETS_RANGE
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
 from tests.kineto_events import ranges_in
@@ -113,6 +114,38 @@ def groups() -> list[bool]:
     return [sends_through_its_state(allreduce_hook, state, ddp.process_group) for state in states]
 
 
+class Words(nn.Module):
+    """Two words of a thousand, whose gradient is sparse, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(1000, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.words((inputs[:2, 0] > 0).long()))
+
+
+def sparse(*, by_nsys: bool | None) -> dict[str, Any]:
+    """The marks that tell sizes, and the weights, of a model with sparse gradients; ``None``: without marks."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(Words(), bucket_cap_mb=LAYER_BYTES / 2**20)
+    optimizer, recorder = torch.optim.SGD(ddp.parameters(), lr=0.1), annotate.Recorder()
+    with pytest.MonkeyPatch.context() as patch, annotate.only_sink(recorder):
+        if by_nsys:
+            patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        marks = None if by_nsys is None else annotate.instrument(ddp, optimizer)
+        with profile(activities=[ProfilerActivity.CPU]):
+            train(ddp, optimizer)
+        if marks:
+            marks.remove()
+    ranges = [parse_range(text) for text in of_step(recorder.ranges, 2)]
+    return {
+        "bytes": [each.number("bytes") for each in ranges if each.name == "all_reduce"],
+        "names": {each.name for each in ranges},
+        "weights": [parameter.tolist() for parameter in ddp.parameters()],
+    }
+
+
 def weights_without_marks() -> list[Any]:
     plain = make_ddp()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -145,6 +178,7 @@ def everything(rank: int) -> dict[str, Any]:
         "bf16": messages(None, bf16_compress_hook),
         "powersgd": messages(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook),
         "groups": groups(),
+        "sparse": {how: sparse(by_nsys=how) for how in (None, False, True)},
         "profiled": profiled(),
         "profiled with a hook": profiled(has_hook=True),
         "profiled, unused": profiled(find_unused_parameters=True),
@@ -223,6 +257,15 @@ PROCESS = "process|rank=1|world=2|variant=DistributedDataParallel|backend=gloo|d
 def test_phases_and_buckets_are_marked_once(results: list[dict[str, Any]], how: str) -> None:
     found = results[1][how]["step"] if how in ("nsys", "own") else results[1][how]
     assert found == ["step|index=2", PROCESS, "forward", "backward", *BUCKETS, "synchronize", "optimizer"]
+
+
+def test_sparse_gradients_have_the_bytes_that_are_sent(results: list[dict[str, Any]]) -> None:
+    """Under nsys, and on a GPU, an error ended the program; else their size was that of the whole weight."""
+    found = results[1]["sparse"]
+    two_rows = 2 * 8 + 2 * WIDTH * 4  # their indices, and values
+    assert sorted(found[True]["bytes"]) == [two_rows, LAYER_BYTES]
+    assert BUCKETS_RANGE not in found[False]["names"]
+    assert found[None]["weights"] == found[False]["weights"] == found[True]["weights"]
 
 
 def fsdp_of_groups(rank: int) -> list[str]:
