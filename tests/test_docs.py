@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,11 +172,19 @@ def test_documents_about_no_trace_have_the_keys_that_the_page_lists(tmp_path: Pa
     listed = {
         name: re.findall(r"`(\w+)`", keys) for name, keys in re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
     }
+    log = write_log(tmp_path, [record(1)])
+
+    def about_log(*command: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(run(*command, log, "--format", "json").stdout)
+        return document
+
     tuned = tuning_view(tune(Simulated(), "static_graph", rounds=1)).document
     documents = {
         "`tune`": tuned,
         "`tune`, each of `tries`": tuned["tries"][0],
-        "`monitor`": json.loads(run("monitor", write_log(tmp_path, [record(1)]), "--format", "json").stdout),
+        "`monitor`": about_log("monitor"),
+        "`check` of logs of monitors, a document for each": about_log("check", "--max-exposed-ms", "20"),
+        "`compare` of logs of monitors": about_log("compare"),
         "`cache`": json.loads(run("cache", "--format", "json").stdout),
     }
     assert listed == {name: list(document) for name, document in documents.items()}

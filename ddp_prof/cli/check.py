@@ -131,8 +131,8 @@ def check(
             "max_tail_ns": max_tail_ns,
             "max_blocking_ns": max_blocking_ns,
         }
-        if not check_logs(logs, of_logs, output):
-            click.get_current_context().meta[EXIT_CODE] = 3
+        views, passed = check_logs(logs, of_logs)
+        _show_verdicts(views, output, passed=passed)
         return
     has_limit_of_time = any(limit is not None for limit in (max_exposed_ns, max_tail_ns, max_blocking_ns, max_cost_ns))
     if min_overlap is None and not (has_limit_of_time or baselines or all_ranks):
@@ -173,7 +173,7 @@ def check(
         checks.append(check_run(result, replace(requirements, incomparable=differences), costs))
         if compared and checks[-1].fails_against_baseline and are_one_variant([compared, run]):
             causes += _find_causes(compared, run, runs)
-    _show_verdicts(check_view(checks, baseline, causes), output, passed=all(check.passed for check in checks))
+    _show_verdicts([check_view(checks, baseline, causes)], output, passed=all(check.passed for check in checks))
 
 
 def _find_causes(compared: Run, run: Run, runs: Sequence[Run]) -> list[str]:
@@ -205,15 +205,17 @@ def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
     return baseline
 
 
-def _show_verdicts(view: TableView, output: TableOptions, *, passed: bool) -> None:
+def _show_verdicts(views: Sequence[TableView], output: TableOptions, *, passed: bool) -> None:
     """Print the verdicts; if a requirement is not met, set the exit code 3."""
     from ddp_prof.present.tables.check import check_summary
 
     if output.form == "markdown":
-        say_lines(check_summary(view).removesuffix("\n"))
+        for view in views:
+            say_lines(check_summary(view).removesuffix("\n"))
     else:
-        show(output, [view])
+        show(output, views)
     if not passed:
         if output.form in ("csv", "json"):  # the other forms contain it
-            say(view.title, err=True)
+            for view in views:
+                say(view.title, err=True)
         click.get_current_context().meta[EXIT_CODE] = 3

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.cli.terminal import Output
-from ddp_prof.present.table import TableOptions, show
+from ddp_prof.errors import printable
+from ddp_prof.present.table import TableOptions, TableView, show
 
 
 @click.command("monitor", cls=TraceCommand, reads_traces=False, example="--html course.html monitor/monitor.jsonl")
@@ -46,13 +48,12 @@ def logs_among(traces: Sequence[Path]) -> list[Path]:
     return logs
 
 
-def check_logs(logs: Sequence[Path], limits: Mapping[str, float | None], output: TableOptions) -> bool:
-    """Judge each measurement in the logs and print the verdicts; return whether all limits are met.
+def check_logs(logs: Sequence[Path], limits: Mapping[str, float | None]) -> tuple[list[TableView], bool]:
+    """Judge each measurement in the logs; return the verdicts on each log, and whether all limits are met.
 
     Args:
         logs: The logs.
         limits: The limits by name; ``None`` for a limit that is not asked for.
-        output: How to print.
 
     Raises:
         click.UsageError: No limit is asked for.
@@ -67,8 +68,10 @@ def check_logs(logs: Sequence[Path], limits: Mapping[str, float | None], output:
             "--max-blocking-ms: give one of them"
         )
     checked = [check_log(load_log(log), asked) for log in logs]
-    show(output, [view for view, _ in checked])
-    return all(passed for _, passed in checked)
+    views = [view for view, _ in checked]
+    if len(logs) > 1:  # a narrow table has no room for the name of the log
+        views = [replace(one, title=printable(f"{log}: {one.title}")) for log, one in zip(logs, views, strict=True)]
+    return views, all(passed for _, passed in checked)
 
 
 def show_logs_compared(logs: Sequence[Path], output: TableOptions) -> None:

@@ -9,16 +9,16 @@ from ddp_prof.analyze.statistics import StepFigure, half_width_of_change, median
 from ddp_prof.columns import Row, milliseconds
 from ddp_prof.monitor.log import MonitorLog, find_other_job
 from ddp_prof.present.columns import ms
-from ddp_prof.present.table import SCHEMA, TableView
-from ddp_prof.present.tables.check import summarize_verdicts
+from ddp_prof.present.table import SCHEMA, Document, TableView
+from ddp_prof.present.tables.check import UNITS, summarize_verdicts, why_alike
 
 _LIMITS = {
-    "min_overlap": ("min overlap", "overlap_ratio", "%", 100.0),
-    "max_exposed_ns": ("max exposed", "exposed_ns", "ms", 1e-6),
-    "max_tail_ns": ("max tail", "tail_ns", "ms", 1e-6),
-    "max_blocking_ns": ("max blocking", "blocking_ns", "ms", 1e-6),
+    "min_overlap": ("min overlap", "overlap_ratio", "ratio"),
+    "max_exposed_ns": ("max exposed", "exposed_ns", "ns"),
+    "max_tail_ns": ("max tail", "tail_ns", "ns"),
+    "max_blocking_ns": ("max blocking", "blocking_ns", "ns"),
 }
-"""For each limit: its name in a table, the figure of a rank that it limits, the unit shown, and the factor to it."""
+"""For each limit: its name in a table, the figure of a rank that it limits, and the unit of both."""
 _COMPARED = ("step_ns", "comm_ns", "exposed_ns", "blocking_ns")
 
 
@@ -34,39 +34,69 @@ def check_log(log: MonitorLog, limits: Mapping[str, float]) -> tuple[TableView, 
         The verdicts as a table (the bad ones or, if there are none, those of the last measurement), and whether all
         limits are met in all measurements.
     """
-    rows = [_judge(record, name, limit) for record in log.records for name, limit in limits.items()]
-    verdicts = [str(row["verdict"]) for row in rows]
-    passed = bool(rows) and all(verdict == "passed" for verdict in verdicts)
-    title = summarize_verdicts(verdicts, len(log.records), "measurement")
-    bad = [row for row in rows if row["verdict"] != "passed"]
-    document = {"schema": SCHEMA, "passed": passed, "log": str(log.file), "verdicts": rows, "warnings": [*log.notes]}
-    return TableView(title, bad or rows[-len(limits) :], list(log.notes), document), passed
+    verdicts = [_judge(record, name, limit) for record in log.records for name, limit in limits.items()]
+    statuses = [str(one["status"]) for one in verdicts]
+    passed = bool(verdicts) and all(status == "passed" for status in statuses)
+    title = summarize_verdicts(statuses, len(log.records), "measurement")
+    bad = [one for one in verdicts if one["status"] != "passed"]
+    document = {
+        "schema": SCHEMA,
+        "passed": passed,
+        "log": str(log.file),
+        "verdicts": verdicts,
+        "warnings": [*log.notes],
+    }
+    rows = [_row(log, one) for one in bad or verdicts[-len(limits) :]]
+    return TableView(title, rows, list(log.notes), document), passed
 
 
-def _judge(record: Mapping[str, Any], name: str, limit: float) -> Row:
+def _judge(record: Mapping[str, Any], name: str, limit: float) -> Document:
     """Return the verdict on one limit in one measurement; it is unknown if the limit is met but not all is known."""
-    shown, figure, unit, scale = _LIMITS[name]
+    shown, figure, unit = _LIMITS[name]
     known = [(rank[figure], rank["rank"]) for rank in record["by_rank"] if rank[figure] is not None]
-    row: Row = {"time": record["time"], "step": record["step"], "requirement": shown}
-    if not known:
-        why = "not known of any rank"
-        return {**row, "measured": None, "limit": limit * scale, "unit": unit, "verdict": "unknown", "why": why}
-    is_least = name.startswith("min")
-    value, rank = min(known, key=_first) if is_least else max(known, key=_first)
-    is_met = value >= limit if is_least else value <= limit
-    # A rank without a result is in ``missing_ranks`` only.
-    missing = ", ".join(map(str, record.get("missing_ranks") or ()))
-    knows_all = len(known) == len(record["by_rank"]) and not missing
-    verdict = "passed" if is_met and knows_all else "failed" if not is_met else "unknown"
-    of_whom = f"not known of rank {missing}, which has no result" if missing else "not known of every rank"
-    why = "" if verdict != "unknown" else f"the known ranks meet the limit; {of_whom}"
+    measured: float | None = None
+    decides, status, reason = None, "unknown", "not known of any rank"
+    if known:
+        is_least = name.startswith("min")
+        measured, decides = min(known, key=_first) if is_least else max(known, key=_first)
+        is_met = measured >= limit if is_least else measured <= limit
+        # A rank without a result is in ``missing_ranks`` only.
+        missing = ", ".join(map(str, record.get("missing_ranks") or ()))
+        knows_all = len(known) == len(record["by_rank"]) and not missing
+        status = "passed" if is_met and knows_all else "failed" if not is_met else "unknown"
+        of_whom = f"not known of rank {missing}, which has no result" if missing else "not known of every rank"
+        reason = "" if status != "unknown" else f"the known ranks meet the limit; {of_whom}"
     return {
-        **row,
-        "measured": value * scale,
-        "limit": limit * scale,
+        "time": record["time"],
+        "step": record["step"],
+        "requirement": shown,
         "unit": unit,
-        "verdict": verdict,
-        "decided_by": f"rank {rank}",
+        "measured": measured,
+        "limit": limit,
+        "status": status,
+        "reason": reason or None,
+        "rank": decides,
+        # The same under the names that they had first.
+        "verdict": status,
+        "decided_by": None if decides is None else f"rank {decides}",
+        "why": reason,
+    }
+
+
+def _row(log: MonitorLog, verdict: Document) -> Row:
+    """Return the row of a verdict in the table."""
+    scale, unit = UNITS[verdict["unit"]]
+    measured = None if verdict["measured"] is None else verdict["measured"] * scale
+    limit = verdict["limit"] * scale
+    why = verdict["reason"] or (why_alike(measured, limit) if verdict["status"] == "failed" else "")
+    return {
+        "run": str(log.file),
+        **{name: verdict[name] for name in ("time", "step", "requirement")},
+        "measured": measured,
+        "limit": limit,
+        "unit": unit,
+        "verdict": verdict["status"],
+        "decided_by": verdict["decided_by"],
         "why": why,
     }
 
@@ -80,22 +110,27 @@ def compare_logs(logs: Sequence[MonitorLog]) -> TableView:
 
     The interval of a median is that of the bootstrap over measurements (:mod:`ddp_prof.analyze.statistics`).
     """
-    rows, medians = list[Row](), list[StepFigure | None]()
+    rows, figures, medians = list[Row](), list[Document](), list[StepFigure | None]()
     for log in logs:
         medians.append(median_of_steps([_known(log, "step_ns")]))
         row: Row = {"run": str(log.file), "measurements": len(log.records)}
+        of_log: Document = {}
         for figure in _COMPARED:
             found = median_of_steps([_known(log, figure)])
-            row[figure.replace("_ns", "_ms")] = ms(found.value if found else None)
+            of_log[figure] = round(found.value) if found else None
+            row[figure.replace("_ns", "_ms")] = ms(of_log[figure])
             if figure == "step_ns":
-                row["step_±_ms"] = ms(found.half_width if found else None)
+                half = found.half_width if found else None
+                of_log["step_half_width_ns"] = None if half is None else round(half)
+                row["step_±_ms"] = ms(of_log["step_half_width_ns"])
         rows.append(row)
+        figures.append({**row, **of_log})
     said = [_difference(logs[0], medians[0], log, found) for log, found in zip(logs[1:], medians[1:], strict=True)]
     notes = [
         *[note for log in logs for note in log.notes],
         "medians over measurements; jobs that ran at different times differ by the machine, too",
     ]
-    document = {"schema": SCHEMA, "logs": rows, "differences": said, "warnings": notes}
+    document = {"schema": SCHEMA, "logs": figures, "differences": said, "warnings": notes}
     return TableView("\n".join(said), rows, notes, document)
 
 

@@ -112,6 +112,29 @@ def test_check_judges_each_measurement_by_its_worst_rank(tmp_path: Path) -> None
     assert [one["step"] for one in failed["verdicts"] if one["verdict"] == "failed"] == [3000, 4000]
 
 
+def test_a_verdict_says_log_unit_and_why(tmp_path: Path) -> None:
+    """Times were ms, beside 20.00 of 20.00 stood 'failed', and of two logs neither a table nor a row said which."""
+    (tmp_path / "b").mkdir()
+    logs = [write_log(tmp_path, [record(1)]), write_log(tmp_path / "b", [record(1, exposed=20.004)])]
+    limits = ("check", "--max-exposed-ms", "20", "--min-overlap", "0.4", *logs)
+    done = run(*limits, "--format", "json")
+    both = [one["verdicts"] for one in json.loads(done.stdout)]
+    keys = ("requirement", "unit", "measured", "limit", "status", "reason", "rank")
+    assert [one[key] for one in both[1] for key in keys[:5]] == [
+        *("min overlap", "ratio", 0.4, 0.4, "passed"),
+        *("max exposed", "ns", 20_004_000, 20_000_000, "failed"),
+    ]
+    assert {key for of_log in both for one in of_log for key in keys if key not in one} == set()
+    titles = [f"{logs[0]}: passed, 2 of 2 requirements met", f"{logs[1]}: failed, 1 of 2 requirements not met"]
+    assert done.stderr.splitlines() == titles
+    assert [row["run"] for row in csv_rows(*limits)] == [str(logs[0])] * 2 + [str(logs[1])]
+    assert csv_rows(*limits)[2]["why"] == "beyond the limit by less than the table shows"
+    assert [line for line in run(*limits).stdout.splitlines() if line in titles] == titles
+    assert run(*limits, "--format", "markdown").stdout.count("### ddp-prof check: ") == 2
+    compared = json.loads(run("compare", *logs, "--format", "json").stdout)["logs"]
+    assert [one["exposed_ns"] for one in compared] == [10_000_000, 20_004_000]
+
+
 def test_what_one_rank_does_not_know_is_not_passed(tmp_path: Path) -> None:
     log = write_log(tmp_path, [record(1)])
     done = run("check", "--max-tail-ms", "6", "--format", "json", log)

@@ -107,8 +107,8 @@ def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> R
     figures = ("measured", "limit", "baseline", "spread") if compared else ("measured", "limit")
     values = {name: None if value is None else value * scale for name, value in values_of(verdict, *figures).items()}
     why = verdict.reason
-    if verdict.status == "failed" and not why and len({f"{values[name]:.2f}" for name in ("measured", "limit")}) == 1:
-        why = "beyond the limit by less than the table shows"
+    if verdict.status == "failed" and not why:
+        why = why_alike(values["measured"], values["limit"])
     return {
         "run": check.run.label,
         "device": check.run.device,
@@ -119,6 +119,12 @@ def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> R
         "decided_by": verdict.rank.name if verdict.rank else "all ranks",
         "why": why,
     }
+
+
+def why_alike(measured: float | None, limit: float | None) -> str:
+    """Say why a requirement is not met although a table shows the same number as measured and limit; or empty."""
+    is_same = measured is not None and limit is not None and f"{measured:.2f}" == f"{limit:.2f}"
+    return "beyond the limit by less than the table shows" if is_same else ""
 
 
 def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[str]:
