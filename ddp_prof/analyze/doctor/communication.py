@@ -347,11 +347,18 @@ _LATE, _LEAST_BUCKETS = 0.8, 3
 _SIZES_BY_PROFILER = "torch.profiler writes them for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
 _SIZES_BY_NSYS = "NCCL 2.16 and later tells them to nsys, and 'nsys export --include-json=true' keeps them"
 _SIZES_OF_GLOO_BY_PROFILER = "torch.profiler writes them for gloo with record_shapes=True"
+_NO_SIZES_IN_GRAPHS = (
+    "the trace does not tell the sizes of collectives that a CUDA graph launches: record some steps without graphs, "
+    "or, with a recent torch, export by export_chrome_trace(cuda_graph_annotations=...)"
+)
 _SIZES_OF_GLOO_BY_NSYS = "nsys records none of gloo, but ddp_prof.annotate.instrument(model) marks those of DDP"
 
 
 def _why_no_sizes(run: RunEvidence) -> str:
     """Return that sizes are not known, and what records them."""
+    timings = [rank.timings for rank in run.analysis.ranks]
+    if all(np.all(one.graph_input_ns[one.bytes == UNKNOWN] != NO_TIME) for one in timings):
+        return _NO_SIZES_IN_GRAPHS
     is_gloo = all(facts.is_gloo for facts in run.facts)
     by_profiler, by_nsys = (
         (_SIZES_OF_GLOO_BY_PROFILER, _SIZES_OF_GLOO_BY_NSYS) if is_gloo else (_SIZES_BY_PROFILER, _SIZES_BY_NSYS)

@@ -12,7 +12,7 @@ from ddp_prof.runs import load_runs
 from tests.drawing import runs as drawn_runs
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS
-from tests.nsys_factory import Capture, Range, write_capture
+from tests.nsys_factory import NCCL, Capture, Range, write_capture
 
 RULE = "launch-bound host"
 ALL_REDUCE = "all_reduce|bucket=0|bytes=1000|params=1"
@@ -117,6 +117,22 @@ def test_what_records_the_sizes_of_gloo_is_said_of_gloo(tmp_path: Path) -> None:
     (run,) = load_runs(write(tmp_path / "job.json", ddp_on_gloo(*both)))
     (reason,) = {one.reason for one in run.doctor().abstained if "sizes of collectives" in one.reason}
     assert reason.endswith("torch.profiler writes them for gloo with record_shapes=True")
+
+
+def test_what_records_the_sizes_of_collectives_in_cuda_graphs_is_said_of_these(tmp_path: Path) -> None:
+    """It was said that torch.profiler writes them if it records the CPU, which launches the graph as a whole."""
+    events = []
+    for step in range(5):
+        at = 1000 * step
+        events.append(event("user_annotation", f"ProfilerStep#{step}", str(at), "1000"))
+        events.append(event("cuda_runtime", "cudaGraphLaunch", str(at + 30), "2", correlation=step + 1))
+        works = (("forward", 7, 40, 300), ("backward", 7, 300, 600), (NCCL, 20, 400, 800), ("adam", 7, 800, 900))
+        for name, stream, start, end in works:
+            launched = {"device": 0, "stream": stream, "correlation": step + 1}
+            events.append(event("kernel", name, str(at + start), str(end - start), tid=stream, **launched))
+    (run,) = load_runs(write(tmp_path / "job.json", events))
+    (reason,) = {one.reason for one in run.doctor().abstained if "sizes of collectives" in one.reason}
+    assert reason.endswith("export by export_chrome_trace(cuda_graph_annotations=...)")
 
 
 def test_a_backward_that_operators_tell_is_not_outside_of_backward(tmp_path: Path) -> None:
