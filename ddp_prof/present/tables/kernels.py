@@ -26,6 +26,10 @@ _SLOWDOWN = (
     "slowdown: duration beside communication over that alone, of one kernel, launch shape and phase at the same "
     f"position of the step (median); n/a with fewer than {LEAST_EXECUTIONS} executions of either"
 )
+_NO_SLOWDOWN = (
+    "slowdown beside communication is not known of these kernels: it takes "
+    f"{LEAST_EXECUTIONS} executions of one beside it and as many alone, some at the same position of the step"
+)
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
     "idle time from the first to the last work of a step, or of a capture that marks none, summed over ranks; "
@@ -181,7 +185,9 @@ def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
     left_out = len(use.kernels) - len(use.kernels[:top])
     more = [f"{count_noun(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
     shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
-    return [_DURATIONS_ADD_UP, _SLOWDOWN, *shapes, *more]
+    # Tables leave out a column without any value.
+    slowdown = _SLOWDOWN if any(kernel.slowdown is not None for kernel in use.kernels[:top]) else _NO_SLOWDOWN
+    return [_DURATIONS_ADD_UP, slowdown, *shapes, *more]
 
 
 def _hidden_notes(ranks: Sequence[RankOverlap], use: DeviceUse) -> list[str]:

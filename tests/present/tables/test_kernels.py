@@ -72,6 +72,16 @@ def test_a_collective_is_not_called_beside_communication(tmp_path: Path) -> None
     assert found == {(True, True, True), (False, False, False)}
 
 
+def test_a_column_is_explained_only_where_it_holds_a_value(tmp_path: Path) -> None:
+    """Pages leave out a column without any value, and explained the slowdown that no kernel had."""
+    _, without = views_of(write_capture(tmp_path / "x.sqlite", known_truth()))
+    _, with_it = views_of(ROOT / "traces/h200/contention/contention.sqlite")
+    for views, begin in ((without, "slowdown beside communication is not known of"), (with_it, "slowdown: duration")):
+        rows, notes = views["kernels"].rows, views["kernels"].notes
+        assert (any(row["slowdown"] is not None for row in rows), len(notes)) == (views is with_it, 2)
+        assert notes[1].startswith(begin)
+
+
 def test_only_the_first_kernels_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth())
     _, every = views_of(path)
