@@ -184,10 +184,11 @@ def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
     """Return why the figures of a run are not known, or not all of them; ``None`` if they are known.
 
     ``ranks`` holds for each rank the reason why its figures are not known (``None`` if they are), and whether it
-    communicates. The figures of all ranks that communicate must be known, and those of at least one rank.
+    communicates. The figures of all ranks that communicate must be known, and those of at least one rank. A rank of
+    which no step is left is in no figure, whether anything outside of its steps communicates or not.
     """
     reasons = [reason for reason, _ in ranks]
-    doubtful = [reason for reason, communicates in ranks if reason and communicates]
+    doubtful = [reason for reason, communicates in ranks if reason and communicates and reason not in NOTHING_LEFT]
     if not doubtful and None in reasons:
         return None
     return merge_reasons(doubtful or reasons) if ranks else EMPTY

@@ -52,7 +52,9 @@ class VariantSummary:
         "``comm_ns`` without ``exposed_ns``, which are medians", null="one of them is not known", stays=WITH_ROOM
     )
     exposed_ns: int | None = column(
-        "communication without compute at the same time", null="``reason`` says why", stays=ALWAYS
+        "communication without compute at the same time",
+        null="no steps are marked, or ``reason`` says why",
+        stays=ALWAYS,
     )
     blocking_ns: int | None = column(
         "time in which a stream (on a CPU: the host) stood still for communication",
@@ -116,7 +118,7 @@ class VariantSummary:
     blocked_steps: int | None = column(
         "steps of all ranks in which something stood still", default=None, null="of some step it is not known"
     )
-    reason: str | None = column("why exposed time is not known", default=None, null="it is known")
+    reason: str | None = column("why exposed time, or the overlap, is not known", default=None, null="both are known")
     host_waits: int = column("how often a host waited for a collective, over all ranks", default=0)
     host_waits_usually: bool = column(
         "whether a host waited for a collective in at least half of the steps that communicate", default=False
