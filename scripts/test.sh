@@ -11,10 +11,42 @@ bin="${VENV:-$root/.venv}/bin"
 cd "$root"
 
 # Whole test files are distributed over several processes: tests of a file share its ranks, captures or pages. A process that
-# is free takes the next file; those that wait longest come first (tests/conftest.py). In the whole gate, tests spend much
-# time waiting for ranks, browsers or nsys: one process more than cores keeps the cores busy (each takes 10 s to begin).
-cores="$(nproc)"
+# is free takes the next file; those that wait longest come first (tests/conftest.py).
 side_by_side=(--dist loadfile --no-loadscope-reorder -n)
+control_groups="${CONTROL_GROUPS:-/sys/fs/cgroup}"
+
+# cores: how many cores there are; in a container no more than it may use in the mean, such as docker run --cpus 2.
+cores() {
+  local found allowed quota=max period cpu="$control_groups/cpu"
+  found="$(nproc)"
+  { read -r quota period <"$cpu.max"; } 2>/dev/null || true
+  { read -r quota <"$cpu/cpu.cfs_quota_us" && read -r period <"$cpu/cpu.cfs_period_us"; } 2>/dev/null || true
+  if [[ "$quota" =~ ^[0-9]+$ ]]; then
+    allowed=$(((quota + period - 1) / period))
+    found=$((allowed < found ? allowed : found))
+  fi
+  echo "$found"
+}
+
+# memory_mib: how much memory is available; in a container no more than its limit. Enough if that is not known.
+memory_mib() {
+  local found file limit
+  found="$(awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo 2>/dev/null || true)"
+  found="${found:-1000000}"
+  for file in "$control_groups/memory.max" "$control_groups/memory/memory.limit_in_bytes"; do
+    limit=max
+    { read -r limit <"$file"; } 2>/dev/null || true
+    [[ ! "$limit" =~ ^[0-9]+$ ]] || found=$((limit / 1048576 < found ? limit / 1048576 : found))
+  done
+  echo "$found"
+}
+
+# at_most PROCESSES: so many processes, or as many as memory allows: with its ranks and browsers one takes up to 1.5 GB.
+at_most() {
+  local fit=$(($(memory_mib) / 1500))
+  fit=$((fit > 1 ? fit : 1))
+  echo $((fit < $1 ? fit : $1))
+}
 
 # Several test processes share the cores: threads of torch and NumPy that wait for one another would spin in the others' time.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
@@ -64,11 +96,12 @@ sys.exit(sys.version_info < (3, 11) or not find("torch"))'; then
   exit "$status"
 }
 
+cores="$(cores)"
 if [ "${1:-}" = fast ]; then
   shift
   CHROMIUM=0 scripts/env.sh read dev
   # Folders without a test for this run are not imported, which would take seconds.
-  check "$((cores < 8 ? cores : 8))" -m "not torch and not nsys and not browser and not slow" \
+  check "$(at_most "$((cores < 8 ? cores : 8))")" -m "not torch and not nsys and not browser and not slow" \
     --ignore tests/annotate --ignore tests/browser --ignore tests/ddp --ignore tests/scripts --ignore tests/train "$@"
 fi
 
@@ -87,4 +120,6 @@ export NSYS DDP_PROF_GATE=whole
 "$bin/python" -c 'from importlib.metadata import version
 for name in ("mypy", "numpy", "nvtx", "plotly", "pytest", "ruff", "torch"): print(f"{name:<7} {version(name)}")'
 "$NSYS" --version
-check "$((cores < 7 ? cores + 1 : 8))" "$@"
+# Tests spend much time waiting for ranks, browsers or nsys: one process more than cores keeps the cores busy (each takes 10 s
+# to begin).
+check "$(at_most "$((cores < 7 ? cores + 1 : 8))")" "$@"
