@@ -349,7 +349,7 @@ _SIZES_BY_NSYS = "NCCL 2.16 and later tells them to nsys, and 'nsys export --inc
 _SIZES_OF_GLOO_BY_PROFILER = "torch.profiler writes them for gloo with record_shapes=True"
 _NO_SIZES_IN_GRAPHS = (
     "the trace does not tell the sizes of collectives that a CUDA graph launches: record some steps without graphs, "
-    "or, with a recent torch, export by export_chrome_trace(cuda_graph_annotations=...)"
+    "or, with PyTorch later than 2.13, export by export_chrome_trace(cuda_graph_annotations=...)"
 )
 _SIZES_OF_GLOO_BY_NSYS = "nsys records none of gloo, but ddp_prof.annotate.instrument(model) marks those of DDP"
 
