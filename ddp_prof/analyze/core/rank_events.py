@@ -257,13 +257,12 @@ class RankEvents(Brief):
         if np.any((self.events.lane == UNKNOWN) & (self.events.activity != UNKNOWN)):
             return unknown_blocking(self.events, len(self.steps), NO_STREAMS)
         # If the device communicates, recorded dependencies tell what waits; if the host does, its own waits.
-        communicates = self.events.category == Category.COMMUNICATION
-        if self.device is not None and not np.any(communicates & (self.events.activity == UNKNOWN)):
+        if self.device is not None and not self._host_communicates:
             return device_blocking(
                 self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps
             )
         waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
-        if not waits and communicates.any():
+        if not waits and np.any(self.events.category == Category.COMMUNICATION):
             return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
         waiting = self._find_host_waits()
         if self.device is not None:  # a device still computes what was launched before the host began to wait
@@ -276,7 +275,8 @@ class RankEvents(Brief):
 
         That is communication while an operation had been launched, and its stream was idle, or while the host waited.
         What was launched before the recording began may have been launched at any time. ``None`` if other launches, or
-        copies or waits of the host, are not recorded::
+        copies or waits of the host, are not recorded; or if the host communicates, since CUDA does not record for what
+        else it waits::
 
             collective    ..CCCCCCCC..
             kernels       kkk.......kk
@@ -288,7 +288,7 @@ class RankEvents(Brief):
         computes = np.isin(events.lane, distinct(events.lane[events.category == Category.COMPUTE]))
         rows = np.flatnonzero(~communicates & computes)
         waits = (calls.process == self.process) & np.isin(calls.kind, HOST_WAITS)
-        if self.device is None or not waits.any() or self.lacks_copies:
+        if self.device is None or not waits.any() or self.lacks_copies or self._host_communicates:
             return None
         unknown = rows[events.launch_ns[rows] == NO_TIME]
         if len(unknown) and not np.all(are_launched_earlier(trace)[events.activity[unknown]]):
@@ -305,6 +305,12 @@ class RankEvents(Brief):
         waited = communication.covered_ns(could_ns, np.maximum(could_ns, start_ns)) > 0
         pending = union(could_ns[waited], start_ns[waited])
         return communication & (pending | union(calls.start_ns[waits], calls.end_ns[waits]))
+
+    @property
+    def _host_communicates(self) -> bool:
+        """Whether the host communicates, as with gloo: such communication is no activity of a device."""
+        is_of_host = self.events.activity == UNKNOWN
+        return bool(np.any(is_of_host & (self.events.category == Category.COMMUNICATION)))
 
     @property
     def lacks_copies(self) -> bool:

@@ -69,9 +69,9 @@ def test_what_is_not_known_for_the_sake_of_a_launch_says_so(other: str, told: tu
 
 
 def drawn_limit(
-    *, launches: str, compute: str, comm: str, copies: str = "", host: str = ".............W"
+    *, launches: str, compute: str, comm: str = "", copies: str = "", host: str = ".............W", gloo: str = ""
 ) -> str | None:
-    """When communication may block; ``W`` is a call in which the host waits, ``M`` one that copies."""
+    """When communication may block; ``W`` is a call of CUDA in which the host waits, ``M`` one that copies."""
     kinds = {"W": SyncKind.HOST_WAIT_DEVICE, "M": SyncKind.COPY}
     calls = [
         {
@@ -80,9 +80,8 @@ def drawn_limit(
         }
         for character, start, end in runs(host)
     ]  # fmt: skip
-    trace = draw_trace(
-        ranges={"step 0": "#" * 14}, launches={"main": launches}, streams={7: compute, 20: comm, 30: copies}
-    )
+    ranges = {"step 0": "#" * 14} | ({"gloo:all_reduce": gloo} if gloo else {})
+    trace = draw_trace(ranges=ranges, launches={"main": launches}, streams={7: compute, 20: comm, 30: copies})
     trace = replace(trace, synchronizations=table(Synchronizations, calls), sync_reason="not recorded")
     (rank,) = find_rank_events(trace)
     return None if rank.may_block is None else picture_of(rank.may_block, 14)
@@ -117,6 +116,11 @@ def test_where_launches_copies_or_waits_of_the_host_are_missing_it_is_not_known_
     assert drawn_limit(**pictures, host="..............") is None
     assert drawn_limit(**pictures, host="...........M.W") is None, "a copy was asked for, and none is recorded"
     assert drawn_limit(**{**pictures, "launches": "aB....c..5...."}, copies="..........55..", host="...........M.W")
+
+
+def test_where_the_host_communicates_cuda_does_not_record_for_what_it_waits() -> None:
+    """Nothing was said to wait for 2.55 ms of a step that gloo exposed, and the optimizer was launched when it ended."""
+    assert drawn_limit(launches="a.........c...", compute=".aaa......ccc.", gloo="..########....") is None
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
