@@ -77,14 +77,23 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NO_DURATIONS
     if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
         return INCOMPLETE_COMMUNICATES if rank.incomplete_steps else WARMUP_COMMUNICATES
-    if rank.device is not None and named_collectives(rank.trace, rank.process):
-        return NO_NCCL_KERNEL
-    if called_collectives(rank.trace):
-        return UNTIMED_CALLS
-    if _calls_mpi(rank):
-        return ONLY_MPI
+    # What ranges and operators of the process call may be what its other devices communicate.
+    if not _communicates_elsewhere(rank):
+        if rank.device is not None and named_collectives(rank.trace, rank.process):
+            return NO_NCCL_KERNEL
+        if called_collectives(rank.trace):
+            return UNTIMED_CALLS
+        if _calls_mpi(rank):
+            return ONLY_MPI
     # Steps that accumulate gradients lose nothing, and those that reduce them may have lost just that.
     return LOST_MAY_COMMUNICATE if rank.incomplete_steps and rank.recording.lost else NO_COMMUNICATION
+
+
+def _communicates_elsewhere(rank: RankEvents) -> bool:
+    """Return whether other devices of the rank's process communicate, as in a pipeline within a process."""
+    activities = rank.trace.activities
+    of_others = (activities.process == rank.process) & (activities.device != rank.device)
+    return bool(np.any(of_others & (activities.category == Category.COMMUNICATION)))
 
 
 def named_collectives(trace: Trace, process: int | None = None) -> list[str]:

@@ -304,3 +304,22 @@ def test_a_process_that_only_computes_beside_the_ranks_lost_no_kernels(tmp_path:
         assert "process 900: no overlap figure: nothing of this process is known to communicate" in said
         assert "ranges name collectives" not in said
         assert "nothing in this trace" not in said
+
+
+def test_a_device_that_only_computes_beside_one_that_communicates_lost_no_kernels(tmp_path: Path) -> None:
+    """The critical path was not known: 'no NCCL kernel was recorded, although ranges name collectives'.
+
+    The ranges are the process's, and its other device has their kernels. Nor does 'nothing in this trace' communicate.
+    """
+    capture = usual()
+    capture.kernels += [
+        Kernel("second_half", at * US, at * US + 50 * US, at * US - 9 * US, AUTOGRAD, stream=17, device=1)
+        for at in range(100, 5000, 400)
+    ]
+    capture.ranges.append(Range("nccl:all_reduce", 300 * US, 320 * US, AUTOGRAD))
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    said = text_of("summary", "--notes", path)
+    assert "device 1 of process 100: no overlap figure: nothing of this device is known to communicate" in said
+    for command in ("summary", "critical", "compare"):
+        assert "ranges name collectives" not in text_of(command, path)
+    assert document_of("compare", "--waterfall", path)["waterfall"]["budgets"]

@@ -365,7 +365,9 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     beside = [e for e in events if e.step in incomplete]
     names = {trace.names[row] for row in trace.spans.name_id}
     is_silent = not any(e.category == Category.COMMUNICATION for e in events)
-    is_unnamed = device is not None and is_silent and any(name.startswith("nccl:") for name in names)
+    rows = zip(trace.activities.process, trace.activities.category, strict=True)
+    is_other = any(owner == process and what == Category.COMMUNICATION for owner, what in rows)  # another device's
+    is_unnamed = device is not None and is_silent and not is_other and any(name.startswith("nccl:") for name in names)
     return Rank(
         process, device, trace.ranks.get(process), str(trace.path),
         counted, [s for s in steps if not s.is_warmup and s not in incomplete], has_steps,

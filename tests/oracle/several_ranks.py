@@ -266,6 +266,7 @@ def _is_unknown(rank: Rank) -> bool:
         or any(event.category is Category.OTHER for event in rank.events)
         or hides_waits(rank)
         or takes_no_time(rank)
+        or rank.is_unnamed
     )
 
 

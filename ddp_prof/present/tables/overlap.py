@@ -166,21 +166,20 @@ def _profiler_name(source: str, recorder: str | None, exporter: str | None) -> s
     return ", ".join(f"{verb} nsys {version}" for version, verb in by if version)
 
 
-NO_OTHER = "nothing of this process is known to communicate"
-"""Of a process whose trace holds others that communicate."""
-
-
-def _is_beside_others(result: TraceOverlap, rank: RankOverlap) -> bool:
-    """Return whether a rank is known to communicate nothing, and other processes of its file communicate."""
-    others = [one for one in result.ranks if one.file == rank.file and one.process != rank.process]
-    return rank.reason == NO_COMMUNICATION and any(one.collectives for one in others)
+def _reason_of(result: TraceOverlap, rank: RankOverlap) -> str | None:
+    """Return why a rank has no overlap figure, in words that hold where others of its file communicate."""
+    others = [one for one in result.ranks if one.file == rank.file and one.collectives]
+    if rank.reason != NO_COMMUNICATION or not others:
+        return rank.reason
+    what = "device" if any(one.process == rank.process for one in others) else "process"
+    return f"nothing of this {what} is known to communicate"
 
 
 def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
     """Return what is unknown or assumed, one line each, without reasons that ``headline`` already gives."""
     first = [f"missing: {result.missing}"] if result.missing else []
     reasons = [
-        f"{rank.name}: no overlap figure: {NO_OTHER if _is_beside_others(result, rank) else rank.reason}"
+        f"{rank.name}: no overlap figure: {_reason_of(result, rank)}"
         for rank in result.ranks
         if rank.reason and rank.reason.lower() not in headline.lower()
     ]
