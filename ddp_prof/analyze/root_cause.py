@@ -78,7 +78,8 @@ class RootCause(Brief):
         bytes: Its size; ``None`` if not known, or if ranks differ.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
         lead_ns: How long it starts before the compute of its pass of backward ends, negative if after; ``None`` if not
-            known. The median over ranks and passes.
+            known. The median over ranks and ``lead_passes``.
+        lead_passes: Number of passes of backward, of one rank in the step, in which this collective is known to start.
         carries_gradients: Whether it seems to reduce gradients.
         passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
@@ -123,6 +124,7 @@ class RootCause(Brief):
     bytes: int | None
     parameters: tuple[str, ...]
     lead_ns: int | None
+    lead_passes: int = 1
     carries_gradients: bool = True
     knows_late: bool = True
     has_launch: bool = True
@@ -240,6 +242,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     of_pass = [each for each in of_rank if _pass_key(each) == _pass_key(one)]
     sizes = {collective.bytes for collective in own if collective.bytes is not None}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
+    ends_on_rank = {each.backward_end_ns for each in own if each.step_identity == one.step_identity}
     late = _find_late(skew, typical)
     return RootCause(
         step=one.step,
@@ -266,6 +269,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         parameters=_parameter_names(run.manifest, one.bucket),
         alike=find_alike_times(run, one.op) if one.op else None,
         lead_ns=round(median(leads)) if leads else None,
+        lead_passes=len(ends_on_rank),
         has_launch=one.launch_ns is not None,
         carries_gradients=are_gradients[at],
         knows_wait=all(collective.exposed_wait_ns is not None for collective in own)

@@ -326,7 +326,8 @@ def _lead_text(cause: RootCause) -> str:
     """Say how long before, or after, the end of backward the collective starts."""
     if cause.lead_ns is None:
         return "starts late"
-    ends = "backward ends" if cause.passes < 2 else f"its pass of backward ends (median of {cause.passes})"
+    ends = "backward ends" if cause.passes < 2 else "its pass of backward ends"
+    ends += f" (median of {cause.lead_passes})" if cause.lead_passes > 1 else ""
     if not cause.lead_ns:
         return f"starts when {ends}"
     side = "before" if cause.lead_ns >= 0 else "after"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import ddp_prof as dp
 from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
 from tests.ingest.test_kineto_json import event, write
-from tests.measuring import collectives_of
+from tests.measuring import analysis_of, collectives_of
 
 STEP = "#" * 30
 
@@ -49,6 +50,13 @@ class TestMicroBatches:
 
     def test_each_starts_before_the_end_of_its_own_backward(self) -> None:
         assert leads(accumulating(forward="##.........###", backward="..#####......#####")) == [2, 1]
+
+    def test_a_lead_of_one_of_them_is_no_median_of_all(self) -> None:
+        """Of a GAN's 2 passes, and of a pipeline's 4, one has the collective that is named."""
+        trace = accumulating(forward="##.........###", backward="..#####......#####")
+        cause = explain_run(analysis_of(trace)).root_cause
+        assert cause is not None
+        assert (cause.passes, cause.lead_ns, cause.lead_passes) == (2, 1, 1)
 
     def test_the_step_tells_how_many_there_are(self) -> None:
         assert passes(accumulating(forward="##.........###", backward="..#####......#####")) == 2
