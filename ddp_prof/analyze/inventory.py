@@ -15,7 +15,15 @@ from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.missing import find_missing, how_to_record_cpu
 from ddp_prof.analyze.quality import diagnose
-from ddp_prof.analyze.why_unknown import GRAPHS, NO_BACKWARD, NO_COMMUNICATION, NOTHING, why_unknown
+from ddp_prof.analyze.why_unknown import (
+    GRAPHS,
+    LOST,
+    NO_BACKWARD,
+    NO_COMMUNICATION,
+    NOTHING,
+    why_unknown,
+    why_unknown_work,
+)
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, ResultColumn, column
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
@@ -163,7 +171,9 @@ def _process_inventory(
 def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
     """Return a line for each question that the trace cannot answer: what is missing, and how to record it."""
     advice, has_work = [], any(len(rank.including_warmup.events) for rank in ranks)
-    if not has_work:
+    if not has_work and LOST in map(why_unknown_work, ranks) and (lost := find_missing(trace, ranks)):
+        advice.append(f"overlap: {lost}")
+    elif not has_work:
         missing = "no ddp_prof ranges that tell what the CPU did"
         if trace.source == "kineto":
             missing += "" if len(trace.operators) else ", no operators"

@@ -21,8 +21,10 @@ from ddp_prof.range_names import PROCESS, STEP, parse_ranges
 from ddp_prof.trace import Category, Trace
 
 _RECORD_GPU = "record with nsys profile --trace=cuda,nvtx, or with ProfilerActivity.CUDA of torch.profiler"
+_RECORD_AGAIN = "record again; the profiler's messages may tell why"
 _MARK = "with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
 _RECORD_CPU = f"on a CPU, {_MARK}"
+_ELSE = "; "
 _NO_MODEL = "(the ranges here mark no model: 'ddp-prof capture' by itself marks one only if DDP or FSDP2 wraps it)"
 
 
@@ -36,8 +38,13 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
             "this capture is empty: no work of a GPU, no call, no range and no operator was recorded: "
             f"{_RECORD_GPU}, while the program trains"
         )
-    if not len(trace.activities) and all(why_unknown_work(rank) in (NOTHING, LOST) for rank in ranks):
-        return f"no GPU activities were recorded: {_RECORD_GPU}; {how_to_record_cpu(trace)}"
+    reasons = {why_unknown_work(rank) for rank in ranks}
+    if not len(trace.activities) and reasons <= {NOTHING, LOST}:
+        if LOST in reasons:
+            count = 0 if trace.is_launch is None else int(trace.is_launch.sum())
+            launches = f"{count:,} launch{'' if count == 1 else 'es'} of kernels or graphs"
+            return f"no GPU activities were recorded, only {launches}: the profiler lost what they ran: {_RECORD_AGAIN}"
+        return f"no GPU activities were recorded: {_RECORD_GPU}{_ELSE}{how_to_record_cpu(trace)}"
     is_silent = not np.any(trace.activities.category == Category.COMMUNICATION)
     # NCCL's kernels may be in CUDA graphs that were recorded whole, or among the kernels without a name.
     is_silent &= not np.any(trace.activities.category == Category.OTHER)
@@ -53,6 +60,11 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
             f"mark them {_MARK}"
         )
     return None
+
+
+def of_device(missing: str) -> str:
+    """Return the part of what :func:`find_missing` returned that holds beside traces of a device: not that of a CPU."""
+    return missing.partition(f"{_ELSE}{_RECORD_CPU}")[0]
 
 
 def how_to_record_cpu(trace: Trace) -> str:

@@ -28,7 +28,7 @@ from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, la
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.missing import find_missing
+from ddp_prof.analyze.missing import find_missing, of_device
 from ddp_prof.analyze.quality import (
     Attribution,
     Diagnostics,
@@ -587,14 +587,20 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
-        missing=_merge_missing([(names[result.trace], result.missing) for result in results]),
+        missing=_merge_missing([(names[result.trace], result.missing) for result in results], _have_device(results)),
     )
 
 
-def _merge_missing(files: Sequence[tuple[str, str | None]]) -> str | None:
+def _have_device(results: Sequence[TraceOverlap]) -> bool:
+    """Return whether work of a device was recorded in one of the files, so that the job did not run on CPUs."""
+    return any(rank.device is not None for result in results for rank in result.ranks)
+
+
+def _merge_missing(files: Sequence[tuple[str, str | None]], has_device: bool) -> str | None:
     """Return what all files lack; if only some files lack something, what the first of them lacks, with its name.
 
-    ``files`` are pairs of a file's name and what it lacks. ``None`` if no file lacks anything.
+    ``files`` are pairs of a file's name and what it lacks; ``has_device`` tells whether the job ran on devices.
+    ``None`` if no file lacks anything.
     """
     lacking = [(name, missing) for name, missing in files if missing]
     if not lacking:
@@ -602,7 +608,7 @@ def _merge_missing(files: Sequence[tuple[str, str | None]]) -> str | None:
     (name, missing), *others = lacking
     if len(lacking) == len(files):
         return missing
-    return f"{name}{f' and {len(others)} more' if others else ''}: {missing}"
+    return f"{name}{f' and {len(others)} more' if others else ''}: {of_device(missing) if has_device else missing}"
 
 
 def _last_ends(file: Path, rank: RankOverlap) -> RankSteps:

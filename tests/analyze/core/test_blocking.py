@@ -119,7 +119,7 @@ def test_where_launches_copies_or_waits_of_the_host_are_missing_it_is_not_known_
 
 
 def test_where_the_host_communicates_cuda_does_not_record_for_what_it_waits() -> None:
-    """Nothing was said to wait for 2.55 ms of a step that gloo exposed, and the optimizer was launched when it ended."""
+    """Nothing was said to wait for 2.55 ms of a step that gloo exposed; the optimizer was launched when it ended."""
     assert drawn_limit(launches="a.........c...", compute=".aaa......ccc.", gloo="..########....") is None
 
 
