@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
+from ddp_prof.analyze.core.steps import KNOWN_NAMES, are_marked, find_phases, find_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.missing import find_missing, how_to_record_cpu
 from ddp_prof.analyze.quality import diagnose
@@ -196,7 +196,10 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
     if reason := next((rank.why_left_out for rank in ranks if rank.why_left_out), None):
         advice.append(f"steps: {reason}")
     elif not any(process.steps or process.warmup_steps for process in processes):
-        advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
+        unmarked = "no range that looks like a step: name yours with --step-range, or add 'step N' ranges"
+        is_cut = any(are_marked(rank.step_notes) for rank in ranks)
+        cut = "none of those that are marked was recorded from its begin to its end: record more steps"
+        advice.append(f"steps: {cut if is_cut else unmarked}")
     is_inferred = any(rank.backward == "inferred" for rank in ranks)  # which a warning says
     if has_work and not is_inferred and not any(process.backward_ranges for process in processes):
         how = "no range names it, and no thread is known to be autograd's; name yours with --backward-range"

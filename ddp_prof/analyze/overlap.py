@@ -450,7 +450,7 @@ class TraceOverlap(FrameResult):
 _NOTES_ABOUT_RANKS: tuple[tuple[Callable[[RankOverlap], object], str], ...] = (
     (
         lambda rank: rank.collectives and rank.clock is None,
-        "no steps are marked, so figures per step are those of other ranks (see --step-range)",
+        "no whole step is marked, so figures per step are those of other ranks (see --step-range)",
     ),
     (
         lambda rank: rank.lacks_work and rank.clock == HOST,

@@ -179,7 +179,7 @@ def _gain_text(summary: VariantSummary) -> str:
     if not step_ns or exposed_ns is None or gain is None:
         why = "more communication is exposed in a step than the step lasts"
         if not step_ns:
-            why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
+            why = "the length of its steps is not known" if summary.steps else "the trace marks no whole step"
         elif exposed_ns is None:
             why = LOST_LAUNCHES if summary.collectives else "no step is known to have launched it"
         elif summary.serves_other_devices:

@@ -18,7 +18,7 @@ def skew_headline(skew: RunSkew) -> Headline:
         return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
     if not steps:
-        why = "No collective of several ranks lies in a step" if skew.has_steps else "The trace marks no steps"
+        why = "No collective of several ranks lies in a step" if skew.has_steps else "The trace marks no whole step"
         return Headline(why, _last_at_collectives(skew), "; ")
     if skew.group:
         return _group_headline(skew, skew.group)

@@ -323,3 +323,25 @@ def test_a_device_that_only_computes_beside_one_that_communicates_lost_no_kernel
     for command in ("summary", "critical", "compare"):
         assert "ranges name collectives" not in text_of(command, path)
     assert document_of("compare", "--waterfall", path)["waterfall"]["budgets"]
+
+
+@pytest.mark.parametrize("command", ["summary", "overlap", "collectives", "doctor", "info", "check"])
+def test_steps_that_were_cut_off_are_marked_though_none_is_whole(command: str, tmp_path: Path) -> None:
+    """'The trace marks no steps' stood beside '5 ranges that could be steps left out: still open'.
+
+    'Recognized: step as 'step 0'' stood beside 'no range that looks like a step'.
+    """
+    cut = usual()
+    cut.ranges = [replace(one, end=None) for one in cut.ranges]
+    more = ("--max-tail-ms", "1") if command == "check" else ()
+    said = text_of(command, write_capture(tmp_path / "x.sqlite", cut), *more)
+    assert "ranges that could be steps left out: still open when the recording ended" in said
+    told = {"info": "none of those that are marked was recorded from its begin", "summary": "marked from begin to end"}
+    assert told.get(command, "whole step") in said
+    for claim in (
+        "marks no step",
+        "no steps are marked (",
+        "no steps in this trace",
+        "no range that looks like a step",
+    ):
+        assert claim not in said

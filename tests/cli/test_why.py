@@ -77,7 +77,7 @@ def test_files_of_other_names_are_one_run_if_the_user_or_the_traces_say_so(ranks
 
 
 def test_of_a_capture_without_steps_no_number_of_steps_is_told(tmp_path: Path) -> None:
-    """ "· 0 steps" stood above "The trace marks no steps"."""
+    """ "· 0 steps" stood above "The trace marks no whole step"."""
     files = []
     for rank in (0, 1):
         capture = rank_capture(rank)
@@ -85,7 +85,7 @@ def test_of_a_capture_without_steps_no_number_of_steps_is_told(tmp_path: Path) -
         files.append(write_capture(tmp_path / f"x.rank{rank}.sqlite", capture))
     first, headline, *_ = run("skew", *files).stdout.splitlines()
     assert first.endswith("device: cuda")
-    assert headline.startswith("The trace marks no steps")
+    assert headline.startswith("The trace marks no whole step")
 
 
 def test_skew_draws_one_run_only(ranks: list[Path], tmp_path: Path) -> None:

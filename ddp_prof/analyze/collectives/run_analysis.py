@@ -496,7 +496,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
     yield from run.match_doubts
     if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
-        yield f"{where} marks no steps, so no tail is known: see --step-range"
+        yield f"{where} marks no whole step, so no tail is known: see --step-range"
     # Only steps with collectives count: others have no tail.
     ends = [rank.timings.backward_end_ns[rank.timings.step != UNKNOWN] for rank in ranks if rank.marks_steps]
     is_unknown = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME

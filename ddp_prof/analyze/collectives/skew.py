@@ -60,7 +60,7 @@ def int_or_none(value: float) -> int | None:
     return None if np.isnan(value) else round(float(value))
 
 
-_NO_STEPS = "no steps are marked; none of its collectives is found on another rank"
+_NO_STEPS = "no whole step is marked; none of its collectives is found on another rank"
 _NO_COST = (
     "the exposed time of some rank is not known; none of its collectives is found on another rank; collectives of no "
     "step queued for waits"

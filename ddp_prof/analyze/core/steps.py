@@ -295,6 +295,14 @@ def _steps_from_names(
     return Steps(number, start, end, warmup), notes
 
 
+_COULD_BE = "that could be"
+
+
+def are_marked(notes: Sequence[str]) -> bool:
+    """Return whether ranges are marked as steps by the notes of :func:`find_steps`, though none of them may be one."""
+    return any(_COULD_BE in note for note in notes)
+
+
 def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...]]:
     """Return the spans that are steps, and notes on the spans that were left out or will be cut.
 
@@ -305,7 +313,7 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     def leave_out(kept: Ints, why: str) -> Ints:
         """Return ``kept``, and note how many of ``rows`` it lacks."""
         if left_out := len(rows) - len(kept):
-            ranges = "1 range that could be a step" if left_out == 1 else f"{left_out} ranges that could be steps"
+            ranges = f"1 range {_COULD_BE} a step" if left_out == 1 else f"{left_out} ranges {_COULD_BE} steps"
             notes.append(f"{ranges} left out: {why}")
         return kept
 

@@ -53,7 +53,7 @@ WORTH = 0.01
 _OF_DATA_PARALLEL = {BROADCAST, REDUCE, GATHER, SCATTER, PEER_COPY}
 """The operations of ``torch.nn.DataParallel``."""
 
-NO_STEPS = "the trace marks no steps (see --step-range)"
+NO_STEPS = "the trace marks no whole step (see --step-range)"
 NO_PHASES = "the trace does not tell what backward launched (see --backward-range)"
 
 NO_LAUNCHES = "no step is known to have launched what communicates"

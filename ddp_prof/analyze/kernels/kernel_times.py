@@ -210,7 +210,7 @@ class KernelExecutions:
         (beside, alone), where = (int(mask.sum()) for mask in (self.is_beside, self.is_alone)), ""
         if min(beside, alone) >= LEAST_EXECUTIONS:
             if (self.step == UNKNOWN).all():
-                return "no steps are marked, so it is not known which of its executions do the same work"
+                return "no whole step is marked, so it is not known which of its executions do the same work"
             beside, alone = (int(mask.sum()) for mask in self.compared)
             where = ", at positions of the step with both"
             if not beside:

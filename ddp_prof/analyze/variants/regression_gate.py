@@ -34,7 +34,7 @@ DEFAULT_REGRESSION = 0.05
 MEDIAN, WORST = 50, 100
 """Percentiles of the steps."""
 
-NO_STEPS = "no steps in this trace: see --step-range"
+NO_STEPS = "no whole step in this trace: see --step-range"
 NO_LENGTHS = "neither the host's ranges nor the device's work tell how long a step took"
 
 Unit = Literal["ratio", "ns", "ranks"]

@@ -52,7 +52,7 @@ LEAST_STEPS = 3
 ALIKE = 0.75
 """At least this fraction of the steps must have the same collectives, and kernels; the other steps are left out."""
 
-NO_STEPS = "no steps are marked in it: name a range that each step has with --step-range, or mark steps"
+NO_STEPS = "no whole step is marked in it: name a range that each step has with --step-range, or mark steps"
 NO_GRADIENTS = "no collective of this capture is known to reduce gradients: capture a step of training with backward"
 OF_OTHERS = (
     "none of its collectives seems to reduce gradients, though its steps have a backward: only the reductions of data "

@@ -62,7 +62,7 @@ def draw_step_collectives(
     """
     rows = _rows(ranks)
     notice = theme.device_notice([run.device], run.caveats)
-    where = run.step_names[step] if run.has_steps else "the whole capture, in which no steps are marked"
+    where = run.step_names[step] if run.has_steps else "the whole capture, in which no whole step is marked"
     # The subtitle says if collectives are left out.
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:

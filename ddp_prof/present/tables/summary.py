@@ -312,7 +312,9 @@ def _source_facts(result: TraceOverlap, summary: VariantSummary) -> list[str]:
     ranks = f"{count}{of} ranks" if of else count_noun(count, "rank")
     if count < summary.ranks:
         ranks = f"{summary.ranks} devices of {ranks}"
-    no_steps = summary.reason if summary.reason in NOTHING_LEFT else "no steps are marked (see --step-range)"
+    no_steps = (
+        summary.reason if summary.reason in NOTHING_LEFT else "no steps are marked from begin to end (see --step-range)"
+    )
     return [f"device: {result.device}", ranks, count_noun(summary.steps, "step") if summary.steps else no_steps]
 
 

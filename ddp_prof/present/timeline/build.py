@@ -62,7 +62,7 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         if not numbers:
             if reason := _why_left_out(source.ranks):
                 raise TraceError(path, reason, "leave --steps out")
-            raise TraceError(path, "it marks no steps", "leave --steps out, or name steps with --step-range")
+            raise TraceError(path, "it marks no whole step", "leave --steps out, or name steps with --step-range")
         if not any(len(rank.rows) for rank in ranks):
             reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
             raise TraceError(path, reason, "choose others")
@@ -288,7 +288,7 @@ def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
     """
     rank = next((events for events, rows in ranks if len(rows)), None)
     if rank is None:
-        yield _why_left_out([events for events, _ in ranks]) or "no steps are marked in this trace"
+        yield _why_left_out([events for events, _ in ranks]) or "no whole step is marked in this trace"
         return
     begins, end_ns = rank.steps.start_ns, max(view.end_ns, view.start_ns + 1)  # a view may have no length
     seen = np.flatnonzero((begins >= view.start_ns) & (begins < end_ns)).tolist()

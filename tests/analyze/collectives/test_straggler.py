@@ -271,12 +271,12 @@ def test_a_rank_without_steps_is_no_step_of_the_others() -> None:
     assert {collective.rank for key in (0, 1) for collective in both.of_step(key)} == {0}
     assert {rank.name for key in (0, 1) for rank in view_step(both.run, key)} == {"rank 0"}
     assert both.warnings[-2:] == (
-        "the trace of rank 1 marks no steps, so no tail is known: see --step-range",
+        "the trace of rank 1 marks no whole step, so no tail is known: see --step-range",
         "no compute of any step is known to be backward, so no tail is known (see --backward-range)",
     )
     overlap = merge_ranks([measure_overlap(marked), measure_overlap(unmarked)])
     assert overlap.step_notes == (
-        "rank 1: no steps are marked, so figures per step are those of other ranks (see --step-range)",
+        "rank 1: no whole step is marked, so figures per step are those of other ranks (see --step-range)",
     )
     assert all(map(changes_reading, overlap.step_notes))
     assert measure_overlap(unmarked).step_notes == ()
@@ -301,7 +301,7 @@ def test_only_a_step_that_communicates_has_a_tail_that_is_not_known(second: str,
 def test_of_a_rank_whose_steps_are_all_of_warm_up_it_is_not_said_that_none_are_marked() -> None:
     marked, other = cpu_rank(0, ".####", "", path="a"), cpu_rank(1, "", "." * 32 + "####", path="b")
     warm = replace(other, names=tuple(name.replace("step|", "step|warmup=1|") for name in other.names))
-    assert not [text for text in results_of(marked, warm).warnings if "marks no steps" in text]
+    assert not [text for text in results_of(marked, warm).warnings if "marks no whole step" in text]
     assert merge_ranks([measure_overlap(marked), measure_overlap(warm)]).step_notes == ()
 
 
@@ -352,7 +352,7 @@ def test_without_steps_collectives_are_counted() -> None:
     skew = measure_skew(run)
     assert (
         skew_headline(skew).text
-        == "The trace marks no steps; rank 1 arrives last at 2 of 3 collectives, by 0.0 µs (median)."
+        == "The trace marks no whole step; rank 1 arrives last at 2 of 3 collectives, by 0.0 µs (median)."
     )
     assert "0 steps" not in skew_view(run, skew).title
 
@@ -383,8 +383,8 @@ def test_without_steps_nobody_is_called_late_who_is_not() -> None:
         ranks = [draw_trace(launches=launches, streams={9: one}, ranks={PID: at}) for at, one in enumerate(drawn)]
         said.append(skew_headline(measure_skew(run_of(*ranks))).text)
     assert said == [
-        "The trace marks no steps; no rank is late by more than the clocks' residual.",
-        "The trace marks no steps; 2 ranks arrive last most often, each at 1 of 2 collectives.",
+        "The trace marks no whole step; no rank is late by more than the clocks' residual.",
+        "The trace marks no whole step; 2 ranks arrive last most often, each at 1 of 2 collectives.",
     ]
 
 

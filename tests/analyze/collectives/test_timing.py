@@ -95,7 +95,7 @@ def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
     (only,) = collectives_of(trace)
     assert (only.op, only.bucket, only.bytes, only.ready_ns, only.launch_ns, only.step) == (None,) * 6
     assert (only.transfer_ns, only.wait_ns, only.busbw_bytes_per_s, only.exposed_ns) == (None, None, None, 2)
-    assert any("marks no steps" in warning for warning in results_of(trace).warnings)
+    assert any("marks no whole step" in warning for warning in results_of(trace).warnings)
 
 
 def test_a_communicator_that_nothing_names_is_the_job_only_where_it_is_the_only_one() -> None:

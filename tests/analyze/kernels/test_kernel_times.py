@@ -119,7 +119,7 @@ def test_a_kernel_that_does_other_work_elsewhere_in_the_step_is_not_slowed() -> 
     assert (gemm.beside, gemm.alone, gemm.slowdown) == (48, 6, None)
     assert "different positions of the step" in str(gemm.reason)
     unmarked = replace(always, step=constant_column(UNKNOWN, len(steps)), steps=0)
-    assert "no steps are marked" in str(measure_kernels([unmarked])[0].reason)
+    assert "no whole step is marked" in str(measure_kernels([unmarked])[0].reason)
     # In every second step the third one is alone, too: only that one tells, 7 us and 10.
     now_and_then = (position == 2) & (steps % 2 == 0)
     longer = np.where((position == 2) & (steps % 2 == 1), 10_000, duration)

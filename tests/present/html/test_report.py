@@ -219,7 +219,7 @@ class TestPages:
         assert page.rows[0] == ["variant", "overlap %"], "columns of n/a are left out, and what stands above"
         why = (tmp_path / "stepless-why.html").read_text(encoding="utf-8")
         assert "<select" not in why
-        assert "the whole capture, in which no steps are marked" in why
+        assert "the whole capture, in which no whole step is marked" in why
 
     def test_without_communication_no_chart_is_empty(self, tmp_path: Path) -> None:
         write_report([run_of(draw_trace(streams={7: "aa.bb"}), "silent")], tmp_path)
