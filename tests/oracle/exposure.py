@@ -106,26 +106,37 @@ def why_of(rank: Rank, owner: Event, time: int, every: list[Event]) -> str:
     if time >= owner.end - late:
         return LAUNCHED_LATE
     asked = min(max(launched, ready), owner.start)
-    queued, waited = delays(rank, owner, asked, every)
+    queued, either, waited = delays(rank, owner, asked, every)
     if time >= owner.end - late - queued:
         return QUEUED
-    return LATE_INPUT if time >= owner.end - late - queued - waited else TRANSFER
+    if time >= owner.end - late - queued - either:
+        return "unknown"
+    return LATE_INPUT if time >= owner.end - late - queued - either - waited else TRANSFER
 
 
-def delays(rank: Rank, owner: Event, asked: int, every: list[Event]) -> tuple[int, int]:
-    """For how long it stood in the queue of its stream since it was asked for, and for how long it waited for input."""
+def delays(rank: Rank, owner: Event, asked: int, every: list[Event]) -> tuple[int, int, int]:
+    """For how long it stood in the queue of its stream since it was asked for, and for how long it waited for input.
+
+    Between them stands for how long it did one or the other: until other work of its CUDA graph had ended.
+    """
     if owner.stream is None:
-        return 0, 0
+        return 0, 0, 0
     busy = {t for e in every if e.stream == owner.stream for t in e.instants if t < owner.start}
     free_from = max(busy, default=LONG_AGO) + 1
     fed_at = input_end(rank, owner)
     if fed_at is not None and fed_at > free_from:
-        return 0, max(0, fed_at - max(asked, free_from))
-    queue, idle, time = 0, 0, owner.start - 1
+        return 0, 0, max(0, fed_at - max(asked, free_from))
+    of_graph = [
+        e.end for e in rank.events if e.call == owner.call is not None and e.category != Category.COMMUNICATION
+    ]
+    fed_by_graph = max((end for end in of_graph if end <= owner.start), default=LONG_AGO)
+    queue, either, idle, time = 0, 0, 0, owner.start - 1
     while time >= asked and idle <= BACK_TO_BACK:
-        queue, idle = (queue + 1, 0) if time in busy else (queue, idle + 1)
+        idle = 0 if time in busy else idle + 1
+        queue += time in busy and time >= fed_by_graph
+        either += time in busy and time < fed_by_graph
         time -= 1
-    return queue, 0
+    return queue, either, 0
 
 
 def input_end(rank: Rank, collective: Event) -> int | None:
