@@ -42,8 +42,8 @@ class ProcessInventory:
         parts=(
             ResultColumn(
                 "devices",
-                "numbers of the GPUs, or cpu",
-                get=lambda process: ", ".join(map(str, process.devices)) or "cpu",
+                "numbers of the GPUs, or cpu; n/a if no number was recorded, or nothing of what was launched",
+                get=lambda process: process.devices_text,
                 stays=WITH_ROOM,
                 describes=True,
             ),
@@ -59,6 +59,12 @@ class ProcessInventory:
     backward_ranges: int = column("ranges that name the backward pass", stays=WITH_ROOM)
     marked_collectives: int = column("collectives that ranges of ddp_prof mark")
     incomplete_steps: int = column("steps that were not recorded completely, which are left out", default=0)
+
+    @property
+    def devices_text(self) -> str:
+        """The column ``devices`` of the table."""
+        uses_some = self.kernels or self.copies or self.calls
+        return ", ".join(map(str, self.devices)) or ("n/a" if uses_some else "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ def _process_inventory(
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),
-        devices=tuple(np.unique(trace.activities.device[mine]).tolist()),
+        devices=tuple(device for device in distinct(trace.activities.device[mine]) if device != UNKNOWN),
         kernels=int((kind == Kind.KERNEL).sum()),
         collectives=sum(int((own.is_collective & (own.events.activity != UNKNOWN)).sum()) for own in mine_with_warmup),
         copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),

@@ -168,7 +168,9 @@ class RankOverlap(RankResult):
         "number of the operating system's process; 0 in a Kineto file, which has only one",
         measure=lambda of: of.rank.process,
     )
-    device: int | None = column("number of the GPU", measure=lambda of: of.rank.device, null="the host computes")
+    device: int | None = column(
+        "number of the GPU", measure=lambda of: of.rank.device, null="the host computes; not recorded"
+    )
     rank: int | None = column("number of the rank", measure=lambda of: of.rank.rank, null="it is not known")
     kernels: int = column(
         "kernels that ran on the device",

@@ -363,6 +363,8 @@ def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]
     """
     by_gpu: dict[tuple[bool, int], dict[int, tuple[int, int]]] = {}
     for process, device, gpu, start, end in windows:
+        if gpu is None and device == UNKNOWN:
+            continue
         of_gpu = by_gpu.setdefault((gpu is not None, device if gpu is None else gpu), {})
         first, last = of_gpu.get(process, (start, end))
         of_gpu[process] = min(first, start), max(last, end)
@@ -396,7 +398,8 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
         trace.activities.process[first].tolist(), trace.activities.device[first].tolist(), strict=True
     ):
         if (process, device) not in owners:
-            yield f"device {device} of process {process} only copies: it is no rank, and left out"
+            where = f"device {device}" if device != UNKNOWN else "a device without a number"
+            yield f"{where} of process {process} only copies: it is no rank, and left out"
     yield from _warn_about_silent_processes(trace, ranks)
     communicates = any(rank.device is None and rank.union_of(Category.COMMUNICATION).length_ns for rank in ranks)
     if communicates and (messages := count_messages(trace)):

@@ -142,7 +142,8 @@ class RankResult:
     @property
     def name(self) -> str:
         """The rank's name in tables: its number or, if that is not known, its process and, if needed, its file."""
-        device = f"device {self.device} of " if self.of_several else ""
+        which = "a device without a number" if self.device == UNKNOWN else f"device {self.device}"
+        device = f"{which} of " if self.of_several else ""
         if self.rank is not None:
             return f"{device}rank {self.rank}"
         return f"{device}process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")

@@ -176,6 +176,7 @@ def _build(
     synchronizations = in_thread(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
     tid = calls["globalTid"]
     columns["globalPid"] = _complete_processes(columns["globalPid"], tid)
+    columns["deviceId"] = _complete_devices(columns["deviceId"], columns["globalPid"])
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
     _name_copies(activities, copies[COPY_KIND], names)
@@ -209,6 +210,7 @@ def _build(
             *enrich.warn_missing_starts(file.path, has_start),
             *enrich.warn_missing_ends(int(has_no_end.sum())),
             *_warn_ownerless(file.path, is_ownerless),
+            *_warn_deviceless(activities.device),
             *([_NO_MPI] if facts["ranks"] else []),
             *enrich.warn_repeated(repeated + calls_again, repeated_collectives),
             *enrich.report_losses("nsys", _diagnoses(file)),
@@ -246,6 +248,31 @@ def _complete_processes(global_pid: Ints, global_tid: Ints) -> Ints:
     if is_missing.all():
         return constant_column(owner, len(global_pid))
     return np.where(is_missing, owner, global_pid)
+
+
+def _complete_devices(device: Ints, global_pid: Ints) -> Ints:
+    """Return the device of each activity, also of those without a recorded one if their process uses only one other.
+
+    All others are ``UNKNOWN``.
+    """
+    if int(device.min(initial=0)) != UNKNOWN:
+        return device
+    completed: Ints = device.copy()
+    for process in distinct(global_pid[device == UNKNOWN]):
+        mine = global_pid == process
+        if len(known := set(distinct(device[mine])) - {UNKNOWN}) == 1:
+            completed[mine] = known.pop()
+    return completed
+
+
+def _warn_deviceless(device: Ints) -> Iterator[str]:
+    """Yield a warning if the device of activities is not known."""
+    if count := int((device == UNKNOWN).sum()):
+        plural = "y has" if count == 1 else "ies have"
+        yield (
+            f"{count:,} activit{plural} no number of a device: those of a process are taken for work of one device, "
+            "and whether processes share it is not known"
+        )
 
 
 def _warn_ownerless(path: Path, is_ownerless: Mask) -> Iterator[str]:

@@ -27,6 +27,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER
 from ddp_prof.analyze.why_unknown import INCOMPLETE_COMMUNICATES, NOTHING_LEFT, WARMUP_COMMUNICATES
 from ddp_prof.atomic_file import atomic_write
+from ddp_prof.present.text import gpu_name
 from ddp_prof.present.timeline.model import Source, captured_times, drift_text, line_up
 from ddp_prof.range_names import PHASES
 from ddp_prof.table import empty, fill, select, take_or_unknown
@@ -155,7 +156,7 @@ def _counters(ranks: Sequence[RankEvents], pid: int, zero_ns: int, *, is_alone: 
     for events in (rank.including_warmup for rank in ranks):
         if not len(events.union_of(Category.COMMUNICATION)) or len(events.union_of(Category.OTHER)):
             continue
-        title = "communication" if is_alone else f"communication, GPU {events.device}"
+        title = "communication" if is_alone else f"communication, {gpu_name(events.device)}"
         parts = events.time_by_part(EVER)
         sets = (parts["overlapped"], parts["exposed"])
         times = np.unique(
@@ -300,7 +301,7 @@ def _process_title(process: int, rank_events: Sequence[RankEvents]) -> str:
     """Return a title such as ``rank 0 (pid 17, GPU 0)`` for a process and its ranks."""
     rank = next((f"rank {events.rank}" for events in rank_events if events.rank is not None), None)
     where = [f"pid {process}"] if process else []
-    where += ["CPU" if events.device is None else f"GPU {events.device}" for events in rank_events]
+    where += [gpu_name(events.device) for events in rank_events]
     return " ".join(filter(None, (rank or "process", f"({', '.join(where)})" if where else "")))
 
 
@@ -411,7 +412,7 @@ class _Process:
         for device, stream in np.unique(np.stack([activities.device, activities.lane]), axis=1).T.tolist():
             on_stream = select(slices, (activities.device == device) & (activities.lane == stream))
             time_ns = np.bincount(on_stream.category, weights=on_stream.end_ns - on_stream.start_ns)
-            title = f"GPU {device}, stream {stream}: {CATEGORIES[int(time_ns.argmax())]}"
+            title = f"{gpu_name(device)}, stream {stream}: {CATEGORIES[int(time_ns.argmax())]}"
             yield title, on_stream, self.trace.names
 
     def _feeds_and_needs(self) -> tuple[Ints, Ints]:

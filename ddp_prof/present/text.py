@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_prof.errors import printable, shown_path
+from ddp_prof.table import UNKNOWN
 
 MAX_NAME = 120
 """Most characters of a name; a C++ template gives its kernel a name of thousands of characters."""
@@ -50,6 +51,13 @@ def source_name(trace: Path | str, files: int) -> str:
     """Name a run by its first file, on one line; further files are counted."""
     name = printable(shown_path(trace))
     return f"{name} and {count_noun(files - 1, 'more file')}" if files > 1 else name
+
+
+def gpu_name(device: int | None) -> str:
+    """Name a GPU by its number in its process; ``UNKNOWN`` if that was not recorded, ``None`` on a CPU."""
+    if device is None:
+        return "CPU"
+    return "GPU without a number" if device == UNKNOWN else f"GPU {device}"
 
 
 def collective_name(index: int | None, bucket: int | None) -> str:

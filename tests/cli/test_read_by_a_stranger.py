@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from tests.cli.test_reported import (
 )
 from tests.command_line import csv_rows, run
 from tests.kineto_factory import event, write_kineto
-from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, write_capture
+from tests.nsys_factory import COPY, KERNEL, NCCL, US, Capture, Kernel, Range, write_capture
 
 
 def text_of(*arguments: object) -> str:
@@ -345,3 +347,43 @@ def test_steps_that_were_cut_off_are_marked_though_none_is_whole(command: str, t
         "no range that looks like a step",
     ):
         assert claim not in said
+
+
+class TestActivitiesWithoutANumberOfADevice:
+    """'Process 200 use a device -1', and 'device -1 of process 100 only copies: it is no rank, and left out'."""
+
+    @staticmethod
+    def written(path: Path, *without: str) -> Path:
+        """Two processes on one device each; the first also copies. ``without``: tables that lack the device."""
+        capture = usual()
+        capture.kernels += [replace(one, process=200, thread=one.thread + 100) for one in capture.kernels]
+        capture.ranges += [replace(one, process=200, thread=one.thread + 100) for one in capture.ranges]
+        capture.kernels.append(Kernel("x", 450 * US, 480 * US, 440 * US, MAIN, stream=9, kind="memcpy", copy_kind=1))
+        write_capture(path, capture)
+        with closing(sqlite3.connect(path)) as database, database:
+            for table in without:
+                database.execute(f"UPDATE {table} SET deviceId = NULL")
+        return path
+
+    def test_copies_are_on_the_only_device_that_the_process_uses(self, tmp_path: Path) -> None:
+        whole, lacking = (
+            self.written(tmp_path / f"{folder}.sqlite", *without) for folder, without in (("x", ()), ("y", (COPY,)))
+        )
+        assert csv_rows("overlap", lacking)[0] | {"run": "x"} == csv_rows("overlap", whole)[0]
+        assert "only copies" not in text_of("summary", "--notes", lacking)
+
+    def test_no_device_is_made_up(self, tmp_path: Path) -> None:
+        path = self.written(tmp_path / "x.sqlite", KERNEL, COPY)
+        for command in ("summary --notes", "overlap --wide", "kernels", "info --wide", "skew"):
+            said = text_of(*command.split(), path)
+            assert " -1" not in said
+            assert "they share one" not in said
+        assert "activities have no number of a device: those of a process are taken for" in text_of("overlap", path)
+        for command in ("overlap", "kernels"):
+            assert [one["device"] for one in document_of(command, path)["ranks"]] == [None, None]
+        assert all("GPU -1" not in one["args"].get("name", "") for one in perfetto_events(path, tmp_path))
+
+
+def perfetto_events(trace: Path, folder: Path) -> list[dict[str, Any]]:
+    run("export", trace, "-o", folder / "out.json")
+    return [one for one in json.loads((folder / "out.json").read_text())["traceEvents"] if one["ph"] == "M"]

@@ -16,6 +16,7 @@ from ddp_prof.present.columns import in_percent, ms, values_of
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.present.text import count_noun, join_lines, plain_name, source_name
+from ddp_prof.table import UNKNOWN
 
 _LONGEST_NAME = 60
 """Most characters of a kernel's short name."""
@@ -54,6 +55,7 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
     ranks = [
         {
             **values_of(rank, "process", "device", "rank", "overlapped_ns"),
+            "device": None if rank.device == UNKNOWN else rank.device,
             "hidden": [asdict(part) for part in rank.hidden],
             "idle_ns": rank.idle.idle_ns,
             "idle": [{"cause": cause, "idle_ns": idle_ns} for cause, idle_ns in rank.idle.causes],

@@ -17,7 +17,7 @@ from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import level_change_text, outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
 from ddp_prof.present.text import count_noun, join_lines, source_name
-from ddp_prof.trace import SOURCE_NAMES
+from ddp_prof.trace import SOURCE_NAMES, UNKNOWN
 
 _LARGE_DIFFERENCE = 0.05
 """Least difference of exposed time, as a fraction of a step, with which ranks or steps count as different."""
@@ -90,11 +90,15 @@ def _rows(result: TraceOverlap, *, by_step: bool, most: int | None = None) -> li
             **({"node": rank.node} if has_nodes else {}),
             "rank": rank.rank,
             "process": rank.process,
-            "device": "cpu" if rank.device is None and rank.reason != LOST else rank.device,
+            "device": "cpu" if rank.device is None and rank.reason != LOST else _number_of_device(rank),
         }
         of_step: Row = {"step": of.step} if isinstance(of, StepOverlap) else {}
         rows.append({**identity, **of_step, **figures, **_communication_not_recorded(rank, of)})
     return rows
+
+
+def _number_of_device(rank: RankOverlap) -> int | None:
+    return None if rank.device == UNKNOWN else rank.device
 
 
 def _window_notes(result: TraceOverlap) -> list[str]:
@@ -117,6 +121,7 @@ def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
     ]
     return {
         **document_of(rank, steps=steps),
+        "device": _number_of_device(rank),
         "cost": asdict(cost.cost) if cost else None,
         "bounds": asdict(cost.bounds) if cost else None,
     }

@@ -16,6 +16,7 @@ import numpy as np
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.columns import milliseconds
 from ddp_prof.errors import TraceError
+from ddp_prof.present.text import gpu_name
 from ddp_prof.present.timeline.lanes import View, lanes_of
 from ddp_prof.present.timeline.model import (
     Panel,
@@ -219,8 +220,11 @@ def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Pa
     lanes = []
     for (events, _), overlap, explained in zip(ranks, source.overlap.ranks, source.explained, strict=True):
         # A rank is named by its number; where that is not known, by its process and GPU.
-        title = f"process {events.process}" if events.device is None else f"pid {events.process}, GPU {events.device}"
-        title = title if events.rank is None else f"rank {events.rank}"
+        title = f"process {events.process}"
+        if events.rank is not None:
+            title = f"rank {events.rank}"
+        elif events.device is not None:
+            title = f"pid {events.process}, {gpu_name(events.device)}"
         own = lanes_of(events, view, explained, overlap)
         why_unknown = events.blocking.coverage.reason or overlap.reason
         lanes.append(RankLanes(title, overlap, own, explained, events.backward, why_unknown))
