@@ -284,7 +284,7 @@ class Trace(Brief):
         warnings: Assumptions of the reader, and facts that it could not find, one line each.
         platform: ``rocm`` if the devices are known to be AMD's, else ``cuda``.
         gpus: Known names of GPUs by (process, device).
-        gpu_ids: Known numbers of GPUs in their machine by (process, device).
+        gpu_ids: Known numbers of GPUs, or of parts of these (MIG), in their machine by (process, device).
     """
 
     path: Path

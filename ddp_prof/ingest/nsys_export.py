@@ -668,10 +668,27 @@ def _read_value(file: ExportTables, table: str, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _parts_of_gpus(file: ExportTables) -> dict[tuple[int, int], int]:
+    """Return numbers for parts of GPUs by (process, the process's own number): a GPU with several uuids is divided."""
+    table = "TARGET_INFO_CUDA_DEVICE"
+    seen = [row for row in file.few_rows(table, ("pid", "cudaId", "gpuId"), ("uuid",)) if row[-1]]
+    uuids: dict[int, set[str]] = {}
+    for _, _, gpu, uuid in seen:
+        uuids.setdefault(gpu, set()).add(str(uuid))
+    parts = [(gpu, uuid) for gpu, of_gpu in sorted(uuids.items()) if len(of_gpu) > 1 for uuid in sorted(of_gpu)]
+    above = max(uuids, default=0) + 1
+    return {
+        (pid & 0xFFFFFF, device): above + parts.index((gpu, str(uuid)))
+        for pid, device, gpu, uuid in seen
+        if (gpu, str(uuid)) in parts
+    }
+
+
 def _gpus(file: ExportTables, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
     """Return the machine's number of each GPU, and its name, both by (process, the process's own number of the GPU).
 
-    The numbers differ if a process sees only some of the GPUs.
+    The numbers differ if a process sees only some of the GPUs. Parts of a GPU (MIG) have numbers of their own, above
+    all others: what runs on one of them does not share it with what runs on another.
     """
     # Names by the machine's numbers, and all pairs of a process and a device that may be in the trace.
     rows = file.few_rows("TARGET_INFO_GPU", ("id",), ("name",))
@@ -682,6 +699,6 @@ def _gpus(file: ExportTables, activities: Activities) -> tuple[dict[tuple[int, i
     if not seen and len(names) == 1:  # the machine's only GPU must be the device of each process
         ids = dict.fromkeys(used, *names)
     if ids:
-        return ids, {key: names[gpu] for key, gpu in ids.items() if gpu in names}
+        return ids | _parts_of_gpus(file), {key: names[gpu] for key, gpu in ids.items() if gpu in names}
     kinds = set(names.values())  # without numbers, names are known only if all GPUs have the same name
     return ids, dict.fromkeys(used, *kinds) if len(kinds) == 1 else {}

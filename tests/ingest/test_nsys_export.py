@@ -328,6 +328,22 @@ def test_two_processes_that_compute_on_one_gpu_share_it(
     assert [text for text in (SHARED, PERHAPS) if any(text in warning for warning in warnings)] == [said] * bool(said)
 
 
+@pytest.mark.parametrize(("uuids", "said"), [(("a", "b"), False), (("a", "a"), True), ((None, None), True)])
+def test_two_parts_of_a_gpu_are_not_shared(tmp_path: Path, uuids: tuple[str | None, ...], said: bool) -> None:
+    """Of two processes on instances of one GPU (MIG), which compute at once, 'time-sliced' was said."""
+    kernels = [Kernel("gemm", 0, 10, launch=0, thread=process, process=process) for process in (100, 101)]
+    path = write_capture(tmp_path / "x.sqlite", Capture(kernels=kernels))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)")
+        database.execute("INSERT INTO TARGET_INFO_GPU VALUES (3, 'NVIDIA A100')")
+        database.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (pid, cudaId, gpuId, uuid)")
+        rows = [(process, 0, 3, uuid) for process, uuid in zip((100, 101), uuids, strict=True)]
+        database.executemany("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, ?, ?, ?)", rows)
+    found = overlap_of(path)
+    assert any(SHARED in warning for warning in found.warnings) == said
+    assert [rank.gpu for rank in found.ranks] == ["NVIDIA A100"] * 2
+
+
 def test_what_nsys_reports_about_lost_events_is_said(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(1))
     with closing(sqlite3.connect(path)) as database:
