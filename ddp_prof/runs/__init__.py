@@ -256,9 +256,8 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
         of_names = [alone.pop(file) for file in group]
         why = f"their names differ in {_differences(group)} only"
         joined |= (found := _join_runs(of_names, why, names_tell=True))
-        numbers = [rank for run in of_names for rank in _rank_numbers(run)]
-        if not found and (twice := [rank for rank in numbers if numbers.count(rank) > 1]):
-            _keep_apart(of_names, why, f"several of them say that they are rank {twice[0]}")
+        if not found:
+            _tell_of_repeated_ranks(of_names, why)
     by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
         # All ranks of a node may be in one file, as nsys records them.
@@ -271,10 +270,19 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
         if len(captures) > 1:
             why += ", and their names when they were written"
         for capture in captures:
-            joined |= _join_runs(capture, why)
+            joined |= (found := _join_runs(capture, why))
+            if not found and len({rank for run in capture for rank in _rank_numbers(run)}) > 1:
+                _tell_of_repeated_ranks(capture, why)
     for whole in set(joined.values()):
         whole.notes = (*whole.notes, *left_out)
     return list(dict.fromkeys(joined.get(run, run) for run in runs))
+
+
+def _tell_of_repeated_ranks(runs: Sequence[Run], why: str) -> None:
+    """Note, if several runs say that they are one rank, that they are not joined; ``why`` speaks for joining them."""
+    numbers = [rank for run in runs for rank in _rank_numbers(run)]
+    if twice := [rank for rank in numbers if numbers.count(rank) > 1]:
+        _keep_apart(runs, why, f"several of them say that they are rank {twice[0]}: give the files of one recording")
 
 
 def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:

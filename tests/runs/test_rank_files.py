@@ -166,6 +166,10 @@ def test_files_of_nodes_are_one_run_where_each_rank_says_which_it_is(
     assert len(found) == runs
     if runs == 1:
         assert [rank.last_steps for rank in found[0].skew().ranks] == [0, 0, 8, 0]
+    else:  # nothing was said of three files that were not joined
+        notes = [note for run in found for note in run.overlap().warnings if "several of them say that they" in note]
+        assert len(notes) == 3
+        assert notes[0].endswith("are rank 0: give the files of one recording")
 
 
 def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:

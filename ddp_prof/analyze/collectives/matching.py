@@ -128,6 +128,13 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     return matches
 
 
+def lie_outside(rank: RankCollectives) -> Mask:
+    """Return which collectives of a rank lie in no step and have no number, so that they are not matched."""
+    timings = rank.timings
+    found: Mask = (rank.keys == UNKNOWN) & (timings.sequence == UNKNOWN) & ~np.isin(timings.operation, _NO_COLLECTIVES)
+    return found
+
+
 def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Ints:
     """Return the collectives with the same key on all ranks, in the shape of ``Matches.rows``.
 

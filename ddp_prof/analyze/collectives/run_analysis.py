@@ -31,7 +31,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     explain_exposure,
     wait_end_ns,
 )
-from ddp_prof.analyze.collectives.matching import LOOKED_AT, NEEDS_ALL, Matches, match_collectives
+from ddp_prof.analyze.collectives.matching import LOOKED_AT, NEEDS_ALL, Matches, lie_outside, match_collectives
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -488,11 +488,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
             f"no collective of {', '.join(silent)} was recorded: transfer may be shorter, and waiting longer, than "
             "reported"
         )
-    if unmatched := run.matches.unmatched:
-        yield (
-            f"{unmatched:,} collective{' has' if unmatched == 1 else 's have'} no match on the other ranks: their "
-            "waiting cannot be distinguished from transfer"
-        )
+    yield from _warn_unmatched(run)
     yield from run.match_doubts
     if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
@@ -504,6 +500,20 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
         yield "no compute of any step is known to be backward, so no tail is known (see --backward-range)"
     elif is_unknown.any():
         yield "no compute of some steps is known to be backward, so their tail is not known"
+
+
+def _warn_unmatched(run: RunAnalysis) -> Iterator[str]:
+    """Yield a line for each reason why collectives have no match."""
+    # Without a number of its own, what lies between the steps, as an evaluation's, is not compared.
+    outside = sum(int(lie_outside(rank).sum()) for rank in run.ranks) if len(run.ranks) > 1 and run.has_steps else 0
+    unmatched = run.matches.unmatched - outside
+    for count, why in (
+        (unmatched, f"ha{'s' if unmatched == 1 else 've'} no match on the other ranks"),
+        (outside, f"belong{'s' if outside == 1 else ''} to no step, so no match is looked for"),
+    ):
+        if count > 0:
+            plural = "" if count == 1 else "s"
+            yield f"{count:,} collective{plural} {why}: their waiting cannot be distinguished from transfer"
 
 
 def _find_doubts(run: RunAnalysis) -> Iterator[str]:

@@ -491,3 +491,18 @@ def test_two_ranks_of_a_real_job_share_what_ends_together(shared_traces: Path) -
     run = analysis_of(*(load_trace(shared_traces / f"kineto_a100_rank{rank}of128.json.gz") for rank in (0, 1)))
     assert (len(run.matches), run.matches.unmatched) == (4, 12)
     assert (run.alignment.residual_p95_ns or 0) < 1_000_000
+
+
+def test_what_lies_between_steps_is_not_said_to_lack_a_match(tmp_path: Path) -> None:
+    """Of an evaluation's all-reduces, which both ranks have, 'have no match on the other ranks' was said."""
+    capture = Capture()
+    for process in (100, 101):
+        for step in range(4):
+            begin = 100 * step * US + 1
+            capture.ranges.append(Range(f"step {step}", begin, begin + 70 * US, process, process))
+            for at, length in ((10, 30), (80, 5)):  # the second one after the step
+                start = begin + at * US
+                capture.kernels.append(Kernel(NCCL, start, start + length * US, start - US, process, process, 20))
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
+    (told,) = (one for one in analysis_of(trace).warnings if "distinguished" in one)
+    assert told.startswith("8 collectives belong to no step, so no match is looked for: their waiting cannot be")
