@@ -126,7 +126,11 @@ def _blocking_at_most_ns(steps: StepEvents) -> Ints:
 
 def _tail_ns(steps: StepEvents) -> Ints:
     tail_ns = _tail_of_each_pass(steps.rank) if steps.rank.passes.any_several else _tail_of_one_pass(steps)
-    return np.where((steps.passes == 0) | (steps.rank.breakdown.comm_ns == 0), UNKNOWN, tail_ns)
+    is_unknown = (steps.passes == 0) | (steps.rank.breakdown.comm_ns == 0)
+    # A pass of which all compute waits for reduced gradients has no known end.
+    passes = steps.rank.passes
+    is_unknown[passes.step[passes.end_ns == NO_TIME]] = True
+    return np.where(is_unknown, UNKNOWN, tail_ns)
 
 
 def _tail_of_one_pass(steps: StepEvents) -> Ints:

@@ -162,7 +162,7 @@ def when_of(rank: Rank, owner: Event, time: int) -> str:
     if owner.step is None:
         return "outside" if owner.launch is not None and owner.phase is None else "unknown"
     own = rank.pass_of(owner)
-    if own is not None and time >= own.end:
+    if own is not None and own.end is not None and time >= own.end:
         return "tail"
     compute = [e for e in rank.select_category(Category.COMPUTE, owner.step) if e.phase != "synchronize"]
     if any(e.phase == "forward" for e in compute):

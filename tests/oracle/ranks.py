@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
+from itertools import combinations, groupby, pairwise, permutations
 
 from ddp_prof.trace import Category, Kind, Trace
 from tests.oracle.recorded import Recorded, clocks_disagree, launches_of, lost_launches, read
@@ -60,6 +60,8 @@ class Event:
     """The operation by the name of the activity alone."""
     parts: list[Event] = field(default_factory=list)
     """Of an operation, what it consists of."""
+    place: int | None = None
+    """Of its launch among those of its process: by the call's number or, where a thread's numbers shrink, its time."""
 
     @property
     def instants(self) -> set[int]:
@@ -77,10 +79,12 @@ class Pass:
 
     compute: list[Event]
     begins: int
+    following: list[Event] = field(default_factory=list)
+    """What of the compute waits for reduced gradients, and makes backward end no later."""
 
     @property
-    def end(self) -> int:
-        return max(e.end for e in self.compute)
+    def end(self) -> int | None:
+        return max((e.end for e in self.compute if e not in self.following), default=None)
 
 
 @dataclass
@@ -134,13 +138,39 @@ class Rank:
         opened = self._main_backward_starts()
         with_forward = any(e.phase == "forward" for e in own)
         last: Event | None = None
+        following = self._follow_reductions()
         rows = [e for e in own if e.category == Category.COMPUTE and (e.phase == "backward" or self._parts(e, own))]
         for e in sorted(rows, key=lambda e: (e.at, e.phase == "backward")):
             if e.phase == "backward":
                 if last is None or last.phase != "backward" or any(last.at < at <= e.at for at in opened):
-                    found.append(Pass([], self._begin(own, found, e, opened, with_forward=with_forward)))
+                    begins = self._begin(own, found, e, opened, with_forward=with_forward)
+                    found.append(Pass([], begins, following))
                 found[-1].compute.append(e)
             last = e
+        return found
+
+    def _follow_reductions(self) -> list[Event]:
+        """Compute of backward behind a reduction of its step on a stream, with no collective of backward behind it.
+
+        Not on the stream that computes most. Nothing that is drawn records what streams wait for.
+        """
+        busy: Counter[int] = Counter()
+        for e in self.select_category(Category.COMPUTE):
+            busy[e.stream] += e.end - e.start
+        most = min((stream for stream in busy if busy[stream] == max(busy.values()) > 0), default=None)
+        found = []
+        for stream in {e.stream for e in self.events if e.stream is not None} - {most}:
+            on_stream = sorted((e for e in self.events if e.stream == stream and e.place), key=lambda e: e.place)
+            for _, run in groupby(on_stream, key=lambda e: id(e.step)):
+                events = list(run)
+                sends = [e.category == Category.COMMUNICATION and e.phase == "backward" for e in events]
+                reduces = [sent and e.does == "all_reduce" for sent, e in zip(sends, events, strict=True)]
+                found += [
+                    e
+                    for i, e in enumerate(events)
+                    if e.category == Category.COMPUTE and e.phase == "backward"
+                    if any(reduces[:i]) and not any(sends[i:])
+                ]
         return found
 
     def _begin(
@@ -548,6 +578,7 @@ def _device_events(recorded, process, steps, ranges, phases, device) -> list[Eve
     trace = recorded.trace
     rows = [row for row in range(len(trace.activities)) if trace.activities.process[row] == process]
     table, events = trace.activities, {}
+    numbers_grow, first = _numbers_grow(trace), min(trace.calls.start_ns.tolist(), default=0) - 1
     for row in rows:
         launch, thread, call = _launch_of(trace, row)
         if table.kind[row] == Kind.COPY and row in recorded.ranges:
@@ -556,6 +587,7 @@ def _device_events(recorded, process, steps, ranges, phases, device) -> list[Eve
             int(table.start_ns[row]), int(table.end_ns[row]), Category(int(table.category[row])), int(table.lane[row]),
             launch, thread, table.kind[row] == Kind.KERNEL, phase=_phase_at(phases, launch), call=call,
             operation=_operation_of(recorded, row), has_launch=launch is not None, does=_does(trace, row),
+            place=int(table.correlation[row]) if numbers_grow else launch and launch - first,
         )  # fmt: skip
     if not any(phase == "backward" for phase, _ in phases):
         autograd = _autograd_threads(trace, process, steps, ranges, list(events.values()))
@@ -564,6 +596,17 @@ def _device_events(recorded, process, steps, ranges, phases, device) -> list[Eve
             if e.thread in autograd and _phase_at(own, e.launch) != "optimizer":
                 e.phase = "backward"
     return [e for row, e in events.items() if table.device[row] == device]
+
+
+def _numbers_grow(trace: Trace) -> bool:
+    """Whether of two calls of a thread the one with the larger number never begins earlier."""
+    calls = trace.calls
+    every = list(zip(calls.process, calls.lane, calls.correlation, calls.start_ns, strict=True))
+    return all(
+        one[2] >= other[2] or one[3] <= other[3]
+        for one, other in permutations([call for call in every if call[2] != -1], 2)
+        if one[:2] == other[:2]
+    )
 
 
 def _operation_of(recorded: Recorded, row: int) -> str:

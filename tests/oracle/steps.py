@@ -36,7 +36,9 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "comm_ns": len(own),
         "overlapped_ns": len(own & compute),
         "exposed_ns": len(own - compute),
-        "tail_ns": len(tail(rank, step) - compute) if passes and own else None,
+        "tail_ns": len(tail(rank, step) - compute)
+        if passes and own and all(p.end is not None for p in passes)
+        else None,
         "backward_overlapped_ns": len(own & backward) if rank.backward(step) else None,
         "window_ns": len(window),
         "compute_only_ns": None if hides else len(compute_only),
@@ -80,7 +82,7 @@ def tail(rank: Rank, step: Step) -> set[int]:
     for time in united([part for e in operations for part in e.parts]):
         owner = max((e.end, place) for place, e in enumerate(operations) if e.start <= time < e.end)[1]
         own = rank.pass_of(operations[owner])
-        if own is not None and time >= own.end:
+        if own is not None and own.end is not None and time >= own.end:
             found.add(time)
     return found
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
+from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.root_cause import find_root_cause
-from ddp_prof.trace import Trace
+from ddp_prof.table import NO_TIME
+from ddp_prof.trace import Category, Kind, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.analyze.doctor.test_gpu_rules import MS, with_sizes
-from tests.measuring import results_of
+from tests.drawing import draw_trace
+from tests.measuring import collectives_of, results_of
 
 US, MIB = 1_000, 1 << 20
 HOOK = 25
@@ -97,3 +100,30 @@ def test_compute_of_the_stream_that_computes_gradients_ends_backward_whatever_it
     assert backward_end_of(reducing(2, 7))[0] == "convert"
     assert backward_end_of(reducing(2, 7, late=True))[0] == "late"
     assert backward_end_of(reducing(2, HOOK, late=True))[0] == "late"
+
+
+def test_what_follows_a_gather_by_copies_is_backwards_own() -> None:
+    """As where copy engines gather: c computes with the weights that were gathered on its stream."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 12, "backward": "#" * 10},
+        launches={"main": "a1c........."},
+        streams={7: ".aaaaaaa", HOOK: "...11...cc.."},
+    )
+    gathers = trace.activities.kind == Kind.COPY
+    trace.activities.category[gathers] = Category.COMMUNICATION
+    (rank,) = find_rank_events(trace)
+    assert rank.passes.end_ns.tolist() == [10]
+
+
+def test_where_all_of_backward_waits_for_reductions_no_tail_is_told() -> None:
+    """All that was exposed in such a step was its tail; its collectives were exposed outside of named phases."""
+    trace = draw_trace(
+        ranges=[("step 0", "#" * 12), ("step 1", "." * 12 + "#" * 12), ("backward", "#" * 8 + "." * 4 + "#" * 8)],
+        launches={"main": "aN..........Mc.........."},
+        streams={7: ".aaaaaaa", 20: ".....NNNN", HOOK: "." * 13 + "MMMM.cc"},
+    )
+    (rank,) = find_rank_events(trace)
+    assert rank.passes.end_ns.tolist() == [8, NO_TIME]
+    tails = [step.tail_ns for step in measure_overlap(trace).ranks[0].steps]
+    assert tails == [1, None]
+    assert [one.when_ns("tail") for one in collectives_of(trace)] == [1, 0]
