@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -464,8 +465,14 @@ def _namespace(plan: Plan) -> list[str]:
         return []
     words = process_namespace()
     if not words:
-        say("no process namespace here, so the report also holds the environments of other processes")
+        _say_once("no process namespace here, so the report also holds the environments of other processes")
     return words
+
+
+@cache
+def _say_once(text: str) -> None:
+    """Print a line to stderr the first time: profile_all.sh captures all variants in one process."""
+    say(text)
 
 
 @contextmanager

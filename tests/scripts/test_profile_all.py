@@ -109,6 +109,13 @@ def test_all_variants_in_the_order_of_the_story_and_once(machine: Machine) -> No
     assert drawn(machine) == 2, "figures older than their origin are drawn again"
 
 
+def test_a_machine_without_process_namespaces_is_told_once(machine: Machine) -> None:  # noqa: F811
+    machine.program("unshare", "exit 1")
+    code, _, complaint = run(machine, VARIANTS="naive flat overlap", ISOLATE="1")
+    assert (code, len(complaint)) == (0, 1)
+    assert "no process namespace here" in complaint[0]
+
+
 def test_what_was_captured_is_trained_in_turns_and_both_are_drawn(machine: Machine) -> None:  # noqa: F811
     code, said, complaint = run(machine, VARIANTS="naive bucketed", TURNS_S="")
     assert (code, complaint) == (0, [])
