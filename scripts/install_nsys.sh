@@ -88,9 +88,11 @@ write_sources() {
     fail "apt has no repository of $distribution ${codename:-(unknown release)} configured: $by_hand"
 }
 
-# Runs apt with lists, cache and sources in the private folder; those of the system are not changed.
+# Runs apt with lists, cache and sources in the private folder; those of the system are not changed. Its complaints are read
+# here, so they must not be translated.
 private() {
   local tool="$1"
+  local -x LC_ALL=C.UTF-8 LANGUAGE=
   shift
   timeout "${limit_s:-0}" "$tool" -qq -o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache" -o Dir::Cache::archives="$downloads" \
     -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=- -o Debug::NoLocking=1 \
@@ -100,12 +102,17 @@ private() {
 # The first error or warning of apt, shortened.
 complaint() { { grep -m1 -E '^[EW]:' "$work/log" || tail -1 "$work/log"; } | cut -c1-160; }
 
-# A network that drops all packets keeps apt waiting for minutes, for each repository.
+# A network that drops all packets keeps apt waiting for minutes, for each repository. A slow one brings something.
 update_lists() {
   local status=0
   mkdir -p "$work/lists/partial" "$work/cache" "$downloads/partial"
   limit_s=60 private apt-get update >"$work/log" 2>&1 || status=$?
-  [ "$status" != 124 ] || fail "nsys cannot be fetched, no repository answered within 60 s: connect, or $by_hand"
+  if [ "$status" = 124 ]; then
+    find "$work/lists" -type f -size +0 | grep . >/dev/null ||
+      fail "nsys cannot be fetched, no repository answered within 60 s: connect, or $by_hand"
+    say "the network is slow, going on"
+    private apt-get update >"$work/log" 2>&1 || true
+  fi
   if ! private apt-cache show "nsight-systems$from" 2>/dev/null | grep '^Version:' >/dev/null; then
     if grep -qiE 'resolving|connect|unreachable|timed out|failed to fetch' "$work/log"; then
       fail "nsys cannot be fetched, apt reaches no repository ($(complaint)): connect, or $by_hand"

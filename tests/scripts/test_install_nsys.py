@@ -163,6 +163,25 @@ def test_gives_up_where_no_repository_answers(repository: Checkout) -> None:
     assert limited.endswith(" update")
 
 
+def test_goes_on_where_the_network_is_slow(repository: Checkout, tmp_path: Path) -> None:
+    """At 100 kB/s the lists of Debian take 90 s, and it was said that no repository had answered."""
+    arrived = f'for folder in {tmp_path}/prefix/partial.*/lists; do echo list >"$folder/Packages"; done'
+    repository.program("timeout", f'case "$1" in 60) {arrived}; exit 124 ;; -k) shift 3 ;; *) shift ;; esac; exec "$@"')
+    done = repository.run(SCRIPT)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/prefix/bin/nsys\n"), done.stderr
+    assert "install_nsys: the network is slow, going on" in done.stderr
+
+
+def test_complaints_of_apt_are_not_translated(repository: Checkout) -> None:
+    """On a German machine a missing network was told as a missing package."""
+    german, english = "Temporärer Fehlschlag beim Auflösen", "Temporary failure resolving"
+    said = f'case "${{LANGUAGE-}}$LC_ALL" in C*) echo "W: {english}" ;; *) echo "W: {german}" ;; esac'
+    repository.program("apt-get", f'[[ "$*" != *update* ]] || {{ {said}; exit 0; }}\n{APT_GET}')
+    repository.program("apt-cache", "exit 100")
+    done = repository.run(SCRIPT, LC_ALL="de_DE.UTF-8", LANGUAGE="de")
+    assert f"apt reaches no repository (W: {english})" in done.stderr
+
+
 def test_says_that_there_is_no_such_package(repository: Checkout) -> None:
     repository.program("apt-cache", "exit 100")
     assert "debian bookworm has no package nsight-systems for amd64" in repository.run(SCRIPT).stderr
