@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddp_prof.benchmark.turns import TURNS, add_captures, measure_turns
 from ddp_prof.bucket_assignment import bucket_bytes
-from ddp_prof.capture.job import choose_nsys
+from ddp_prof.capture.job import PLACE_VARIABLES, choose_nsys, read_place
 from ddp_prof.capture.processes import hold_folder, run_tethered
 from ddp_prof.capture.variant import capture, read_plan
 from ddp_prof.errors import DdpProfError, UsageError, printable, shell_quote
@@ -27,6 +27,20 @@ MOST_TURNS_S = 86_400
 
 def say(text: str) -> None:
     print(f"profile_all: {text}", file=sys.stderr, flush=True)
+
+
+def tell_launcher(environ: dict[str, str]) -> None:
+    """Say which rank this is if a launcher has started it; else forget where the ranks of another program meet."""
+    if place := read_place(environ):
+        names = " ".join(name for names in PLACE_VARIABLES for name in names if name in environ)
+        say(
+            f"a launcher started this as rank {place['RANK']} of {place['WORLD_SIZE']}, and it waits for the others: "
+            f"if none did, unset {names}"
+        )
+        return
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        environ.pop(name, None)
+        os.environ.pop(name, None)  # from which the ranks that train in turns have theirs
 
 
 def list_captures(environ: Mapping[str, str]) -> list[list[str]]:
@@ -178,6 +192,7 @@ def profile_all(environ: dict[str, str]) -> int:
     seconds, captures = read_seconds(environ), list_captures(environ)
     if not captures:
         raise UsageError(f"VARIANTS or BUCKET_SIZES_MB names nothing to capture; there are {' '.join(VARIANT_NAMES)}")
+    tell_launcher(environ)
     choose_profiler(environ)
     names = capture_all(captures, environ)
     if not names:

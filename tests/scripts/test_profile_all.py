@@ -59,6 +59,8 @@ def run(machine: Machine, **settings: str) -> tuple[int, list[str], list[str]]: 
             print("turns", *(config.label.replace(" ", "_") for config in configs), seconds, force, file=calls)
         if seconds == 13:
             raise DdpProfError("too big")
+        if "MASTER_PORT" in os.environ:
+            raise DdpProfError("its port is taken")
         if force or not path.exists():
             path.touch()
             progress(0)
@@ -136,6 +138,23 @@ def test_without_speedups_the_rest_is_there(machine: Machine) -> None:  # noqa: 
     code, said, complaint = run(machine, VARIANTS="naive flat", TURNS_S="13")
     assert (code, complaint) == (1, ["profile_all: no speed-ups in turns: too big", complaint[-1]])
     assert "THE TABLE" in said
+
+
+def test_where_ranks_of_another_program_meet_is_of_no_concern(machine: Machine) -> None:  # noqa: F811
+    """As in a container for training: captures left it out, training in turns met at that port and failed."""
+    code, _, complaint = run(machine, VARIANTS="naive flat", TURNS_S="40", MASTER_ADDR="elsewhere", MASTER_PORT="1")
+    assert (code, complaint) == (0, [])
+
+
+def test_a_rank_of_a_launcher_says_that_it_waits_for_the_others(machine: Machine) -> None:  # noqa: F811
+    """Variables of a launcher may be left over; each capture took two minutes then, and did not say why it failed."""
+    machine.workload("exit 1")
+    code, _, complaint = run(machine, VARIANTS="naive", RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
+    assert code == 1
+    assert complaint[0] == (
+        "profile_all: a launcher started this as rank 0 of 2, and it waits for the others: if none did, "
+        "unset RANK WORLD_SIZE LOCAL_RANK"
+    )
 
 
 def test_without_naive_nothing_is_trained_in_turns(machine: Machine) -> None:  # noqa: F811
