@@ -26,4 +26,5 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 scripts/env.sh train
+unset PYTHONHOME PYTHONPATH PYTHONOPTIMIZE PYTHONWARNINGS # of other programs: the environment has all that is needed
 exec "${VENV:-.venv}/bin/python" scripts/profile_all.py

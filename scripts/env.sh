@@ -19,8 +19,17 @@ set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
+[[ "$venv" = /* ]] || venv="$PWD/$venv"
 stamp="$venv/ddp-prof.stamp"
-log="" unfinished=""
+own="$venv/ddp-prof.own" # where this script has made the folder: it may make it anew then
+work="" log=/dev/null unfinished=""
+
+# What the shell says of other Pythons, and of other places for packages, is not for this environment. Offline, packages of
+# the machine may be found by PYTHONPATH alone.
+unset PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS PIP_NO_BUILD_ISOLATION
+unset PIP_REQUIRE_HASHES UV_SYSTEM_PYTHON UV_TARGET UV_PREFIX
+export PIP_USER=0 # pip's own files of settings may say 1
+[ -n "${WHEELS:-}" ] || unset PYTHONPATH
 
 say() { echo "env: $*" >&2; }
 
@@ -31,7 +40,7 @@ fail() {
 
 # Further signals are ignored: Ctrl-C and the end of a session reach all processes at once, and twice.
 # What apt has begun it finishes.
-trap 'trap "" INT TERM HUP; wait; rm -rf "$unfinished" "$log"' EXIT
+trap 'trap "" INT TERM HUP; wait; rm -rf "$unfinished" "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
@@ -44,8 +53,35 @@ quietly() {
   fi
 }
 
-# The reason of a failure. If a wheel is missing, pip's last line does not name it.
-reason() { grep -om1 'No matching distribution found for .*' "$log" || grep -E '^(ERROR|error|E|Error)|× ' "$log" | tail -1 | cut -c1-300 || tail -1 "$log"; }
+# The reason of a failure. The last line of pip names neither a wheel that is missing nor the network.
+reason() {
+  if is_full; then
+    echo "No space left on device"
+  elif is_offline; then
+    grep 'Retry(total=0' "$log" |
+      grep -oE '\[Errno [0-9-]+\] [A-Za-z ]+|timed out|certificate verify failed|Tunnel connection failed: [0-9A-Za-z ]+' |
+      tail -1 || echo "the index of packages does not answer"
+  else
+    grep -om1 'No matching distribution found for .*' "$log" ||
+      grep -E '^(ERROR|error|E|Error)|× ' "$log" | tail -1 | cut -c1-300 || tail -1 "$log"
+  fi
+}
+
+# A log that cannot be written tells as much.
+is_full() { grep -q 'No space left on device' "$log" || { [ ! -s "$log" ] && ! echo >"$log"; } 2>/dev/null; }
+
+is_offline() { grep -q 'Retry(total=0' "$log"; } # pip has tried to connect as often as it does
+
+# What to do about a failed installation.
+way_out() {
+  if is_full; then
+    echo "make room in $venv and ${TMPDIR:-/tmp}, or set VENV and TMPDIR to folders with room"
+  elif is_offline; then
+    echo "connect, set HTTPS_PROXY or PIP_INDEX_URL, or install from a folder (WHEELS, see scripts/env.sh)"
+  else
+    echo "see all of it with VERBOSE=1 scripts/env.sh"
+  fi
+}
 
 read_extras() {
   local extra
@@ -64,16 +100,28 @@ inputs() { echo "$root $(cat "$root/pyproject.toml" "$root/constraints.txt" "$ro
 
 # Succeeds if the environment has all requested extras; else adds the installed extras to the requested ones.
 up_to_date() {
-  local extra made_from made_with is_missing=0
+  local extra made_from made_with made_for is_missing=0
   [ -x "$venv/bin/python" ] && [ -r "$stamp" ] || return 1
-  { read -r made_from && read -r -a made_with; } <"$stamp" || return 1
+  { read -r made_from && read -r -a made_with && read -r made_for; } <"$stamp" || return 1
   for extra in "${extras[@]}"; do
     [[ " ${made_with[*]} " == *" $extra "* ]] || is_missing=1
   done
   for extra in "${made_with[@]}"; do
     [[ " ${extras[*]} " == *" $extra "* ]] || extras+=("$extra")
   done
-  [ "$made_from" = "$(inputs)" ] && [ "$is_missing" = 0 ]
+  [ "$made_from" = "$(inputs)" ] && [ "$is_missing" = 0 ] && [ "$made_for" = "$(interpreter)" ] && ! was_moved
+}
+
+# Another one after an update of the system is of another version, and finds none of the packages.
+interpreter() { readlink -f "$venv/bin/python"; }
+
+# Programs in a virtual environment name the folder in which it was made.
+was_moved() { [ -e "$own" ] && ! [ "$(<"$own")" -ef "$venv" ]; }
+
+# Whether its Python is there, and its packages are for the version that it has.
+runs() {
+  "$venv/bin/python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.isdir(sysconfig.get_path("purelib")))' >/dev/null 2>&1
 }
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
@@ -103,24 +151,60 @@ has_torch() { "$1" -c 'import importlib.util as found, sys; sys.exit(not found.f
 
 may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
-# Installs Debian packages; fetches the package lists only if they are missing or too old.
+# Installs Debian packages; fetches the package lists only if they are missing or too old. A machine that has just been
+# started often updates itself: apt waits for another one only where it installs.
 apt_install() {
-  quietly env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" && return
-  quietly apt-get update -q && quietly env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+  local attempt install=(apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=300)
+  local -x DEBIAN_FRONTEND=noninteractive
+  quietly "${install[@]}" "$@" && return
+  for attempt in {1..60}; do
+    quietly apt-get update -q && break
+    grep -q 'Could not get lock' "$log" || return 1
+    sleep 5
+  done
+  quietly "${install[@]}" "$@"
+}
+
+# Removes an environment that cannot be used: one that was not completed, as after kill -9 or loss of power, or moved, or
+# whose Python is gone. What this script has not made it leaves to the user.
+remove_unusable() {
+  local why=""
+  [ -e "$venv/bin/python" ] || [ -L "$venv/bin/python" ] || [ -e "$own" ] || return 0
+  if [ -e "$own" ] && [ ! -e "$stamp" ]; then
+    why="was not completed"
+  elif was_moved; then
+    why="was made in $(<"$own")"
+  elif ! runs; then
+    why="is for a Python that is not there any more"
+  elif ! is_new_enough "$venv/bin/python"; then
+    why="has a Python older than 3.10"
+  fi
+  [ -n "$why" ] || return 0
+  [ -e "$own" ] || fail "$venv $why: delete that folder, or set VENV to another one, and run this again"
+  say "$venv $why: making it anew"
+  rm -rf "$venv" 2>"$log" || fail "$venv cannot be removed ($(head -1 "$log")): delete it, or set VENV to another folder"
 }
 
 make_venv() {
   local package
+  remove_unusable
   [ ! -x "$venv/bin/python" ] || return 0
   find_python
   say "making $venv with $("$python" --version)"
-  [ -e "$venv" ] || unfinished="$venv"
+  if [ ! -e "$venv" ]; then
+    unfinished="$venv"
+    { mkdir -p "$venv" && echo "$venv" >"$own"; } 2>"$log" ||
+      fail "$venv cannot be made ($(head -1 "$log")): set VENV to a folder of yours"
+  fi
   if [ -n "${WHEELS:-}" ]; then
     quietly "$python" -m venv --without-pip "$venv" || fail "$venv cannot be made: $(reason)"
     return
   fi
   quietly "$python" -m venv "$venv" && return
-  if command -v uv >/dev/null && quietly uv venv --seed --clear --python "$python" "$venv"; then return; fi
+  if command -v uv >/dev/null && quietly uv venv --seed --clear --python "$python" "$venv"; then
+    [ -z "$unfinished" ] || echo "$venv" >"$own"
+    return
+  fi
   package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
   if ! grep -qi ensurepip "$log" && "$python" -c 'import ensurepip' 2>/dev/null; then
     fail "$venv cannot be made: $(reason)"
@@ -135,15 +219,27 @@ has_gpu() { nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; }
 
 # pip installs torch's default build, with gigabytes of CUDA; uv knows where the builds without CUDA are.
 wants_uv() {
+  ! is_old_pip || return 0
   [[ " ${extras[*]} " == *" train "* ]] && ! has_gpu && ! "$venv/bin/python" -c 'import torch' 2>/dev/null &&
     "$venv/bin/python" -m pip install --dry-run -c "$root/constraints.txt" torch 2>/dev/null |
     grep -E '^Would install.* (nvidia|cuda)-' >/dev/null
 }
 
+# Before 22.2 pip does not tell what it would install, and before 21.3 it does not install this package editable.
+is_old_pip() {
+  local number='^pip ([0-9]+)\.([0-9]+)'
+  [[ "$("$venv/bin/python" -m pip --version 2>/dev/null)" =~ $number ]] &&
+    ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] < 2202))
+}
+
 find_uv() {
   uv="$(command -v uv || true)"
   if [ -z "$uv" ] && wants_uv; then
-    say "no GPU here: fetching uv, which finds the torch without CUDA"
+    if is_old_pip; then
+      say "pip is old here: fetching uv"
+    else
+      say "no GPU here: fetching uv, which finds the torch without CUDA"
+    fi
     if quietly "$venv/bin/python" -m pip install -c "$root/constraints.txt" uv; then uv="$venv/bin/uv"; fi
   fi
 }
@@ -179,10 +275,28 @@ install_package() {
   # As with uv, bytecode is written at the first import: pip would compile 12,000 files, which takes half a minute.
   [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile
   quietly "$venv/bin/python" -m pip install "$compile" -c "$root/constraints.txt" -e "$target" ||
-    fail "the installation failed ($(reason)): see all of it with VERBOSE=1 scripts/env.sh"
+    fail "the installation failed ($(reason)): $(way_out)"
+}
+
+# check_starts PROGRAM: pip's programs do not start in a path with blanks and quotes, nor where the environment was moved.
+check_starts() {
+  "$1" --version >"$log" 2>&1 || case "$venv" in
+    *[\"\$\`\\]*) fail "programs do not start in a path with \" \$ \` or \\ ($venv): move the checkout, or set VENV" ;;
+    *) fail "$1 does not start ($(tail -1 "$log")): delete $venv and run this again" ;;
+  esac
+}
+
+# Pip's settings can put packages elsewhere, without an error.
+check_programs() {
+  [ -e "$venv/bin/ddp-prof" ] || fail "pip has not installed ddp-prof into $venv: remove what says another place (target," \
+    "prefix, root) from pip's settings, which 'pip config list' shows"
+  check_starts "$venv/bin/ddp-prof"
 }
 
 # TypeScript checks the types of the JavaScript of pages: of the version in package-lock.json, by the npm of the extra dev.
+# What npm writes last tells that it was fetched completely.
+has_typescript() { [ ! -x "$venv/bin/npm" ] || [ -e "$root/node_modules/.package-lock.json" ]; }
+
 install_typescript() {
   [ -x "$venv/bin/npm" ] || return 0
   (cd "$root" && PATH="$venv/bin:$PATH" quietly npm ci --ignore-scripts --no-audit --no-fund) ||
@@ -209,23 +323,40 @@ install_chromium() {
   [ "$is_there" = 1 ] || say "no Chromium here, so pictures (PNG) are left out: install Chrome or Chromium to have them"
 }
 
+# One set-up of a checkout runs at a time, where the file system has locks.
+hold_lock() {
+  local status=0
+  exec 9<"$root"
+  flock -n 9 2>/dev/null || status=$?
+  [ "$status" = 1 ] || return 0
+  say "another set-up of this checkout is running, waiting for it"
+  flock 9
+}
+
 main() {
   local began=$SECONDS
   read_extras "$@"
-  ! up_to_date || return 0
-  exec 9<"$root"
-  flock 9
-  ! up_to_date || return 0
+  if up_to_date && has_typescript; then return; fi
+  hold_lock
+  work="$(mktemp -d 2>/dev/null)" ||
+    fail "no file can be made in TMPDIR=${TMPDIR:-/tmp}: set TMPDIR to a folder of yours with room"
+  log="$work/log"
+  if up_to_date; then
+    has_typescript || install_typescript 9<&-
+    return
+  fi
   {
-    log="$(mktemp)"
     [ -z "${WHEELS:-}" ] || find_python
     make_venv
-    (log=/dev/null && install_chromium) & # apt works beside pip
+    [ ! -e "$venv/bin/pip" ] || check_starts "$venv/bin/pip"
+    (log="$work/apt" && install_chromium) & # apt works beside pip
     if [ -n "${WHEELS:-}" ]; then install_offline; else install_package; fi
+    check_programs
     install_typescript
     wait
   } 9<&- # what apt or pip leave running must not hold the lock
-  printf '%s\n%s\n' "$(inputs)" "${extras[*]}" >"$stamp"
+  printf '%s\n' "$(inputs)" "${extras[*]}" "$(interpreter)" >"$stamp" ||
+    fail "$stamp cannot be written: make room, and run this again"
   unfinished=""
   say "ready after $((SECONDS - began)) s"
 }

@@ -54,6 +54,9 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_
 # Without bytecode files, each program that a test starts would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
 
+# Those of the shell are for other programs: the environment has all that is needed.
+unset PYTHONHOME PYTHONPATH PYTHONOPTIMIZE PYTHONWARNINGS
+
 # What mypy, tsc and Hypothesis know of unchanged files, and compiled tests, stay in the environment, so a second clone has
 # them, too.
 kept="${VENV:-$root/.venv}/checked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
@@ -31,9 +32,11 @@ case "$*" in
     echo "venv" >>"$CALLS"
     [ ! -e "${NO_ENSUREPIP:-/none}" ] || { echo "ensurepip is not available" && exit 1; }
     for folder; do :; done
-    mkdir -p "$folder/bin" "$folder/packages" && cp "$0" "$folder/bin/python" ;;
+    mkdir -p "$folder/bin" "$folder/packages" && cp "$0" "$folder/bin/python"
+    echo "#!/bin/bash" >"$folder/bin/ddp-prof" && chmod +x "$folder/bin/ddp-prof" ;;
   *"sys.path"*) echo /packages/of/the/machine ;;
   *find_spec*) case "${0##*/}" in "${HAS_TORCH:-none}") ;; *) exit 1 ;; esac ;;
+  *isdir*purelib*) exit "${OTHER_VERSION:-0}" ;;
   *purelib*) echo "$(dirname "$0")/../packages" ;;
   *"pip install --dry-run"*) echo "Would install ${WOULD_INSTALL:-torch-2.13.0+cpu}" ;;
   *"pip install "*" uv")
@@ -45,11 +48,18 @@ case "$*" in
   *python%d.%d*) echo python3.11-venv ;;
   *"import ensurepip"*) [ ! -e "${NO_ENSUREPIP:-/none}" ] ;;
   *version_info*) exit "${TOO_OLD:-0}" ;;
+  *"pip --version"*) echo "pip ${PIP_VERSION:-23.0.1} from /packages" ;;
   *--version*) echo "Python 3.11.7" ;;
 esac
 """
 
 BROWSERS = ("chromium", "chromium-headless-shell")
+INSTALL = "apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=300"
+NPM = """
+echo "npm $*" >>"$CALLS"
+[ -z "${NO_NPM:-}" ] || exit 1
+mkdir -p node_modules && touch node_modules/.package-lock.json
+"""
 
 
 @pytest.fixture
@@ -121,6 +131,172 @@ def test_a_failed_update_leaves_the_environment(env: Checkout) -> None:
     assert env.run(SCRIPT, "train").returncode == 0
 
 
+RETRIED = "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by"
+# Of pip, which looks for what builds the package: its last lines say that versions conflict.
+NO_NAME_SERVER = f"""
+{RETRIED} 'NewConnectionError('<object>: Failed: [Errno -3] Temporary failure in name resolution')': /simple/hatchling/
+ERROR: ResolutionImpossible
+"""
+REFUSED = f"""
+{RETRIED} 'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 403 Forbidden'))'
+ERROR: No matching distribution found for click>=8.4
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            NO_NAME_SERVER,
+            "([Errno -3] Temporary failure in name resolution): connect, set HTTPS_PROXY or PIP_INDEX_URL, or",
+        ),
+        (REFUSED, "(Tunnel connection failed: 403 Forbidden): connect, set"),
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "(No space left on device): make room in {root}/.venv and /tmp, or set VENV and TMPDIR to folders with",
+        ),
+        ("ERROR: something else", "(ERROR: something else): see all of it with VERBOSE=1 scripts/env.sh"),
+    ],
+)
+def test_why_an_installation_failed_and_what_to_do(env: Checkout, said: str, told: str) -> None:
+    done = env.run(SCRIPT, "read", PIP=f"echo {shlex.quote(said)}; exit 1")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"env: the installation failed {told.format(root=env.root)}")
+
+
+def test_settings_of_the_shell_for_other_pythons_and_places_change_nothing(env: Checkout) -> None:
+    """PYTHONPATH's packages counted as installed, and with PIP_TARGET all went elsewhere: ready, and nothing worked."""
+    foreign = [
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_ROOT",
+        "PIP_DRY_RUN",
+        "PIP_NO_DEPS",
+        "PIP_USER",
+    ]
+    shown = " ".join(f"${{{name}-none}}" for name in foreign)
+    done = env.run(SCRIPT, "read", PIP=f'echo "{shown}" >>"$CALLS"', **dict.fromkeys(foreign, "1"))
+    assert done.returncode == 0, done.stderr
+    assert env.calls[-1].split() == ["none"] * 7 + ["0"]
+
+
+def test_an_installation_that_went_elsewhere_is_none(env: Checkout) -> None:
+    """pip.conf may say the same."""
+    done = env.run(SCRIPT, "read", PIP=f"rm {shlex.quote(str(env.root))}/.venv/bin/ddp-prof")
+    assert done.returncode == 1
+    assert "pip has not installed ddp-prof into" in done.stderr
+    assert not (env.root / ".venv").exists()
+
+
+def test_programs_that_do_not_start_are_told(env: Checkout) -> None:
+    """pip's programs in a path with a blank and one of these end with 'not found'; nothing said so before."""
+    broken = "echo exit 127 >>{}/bin/ddp-prof"
+    venv = env.root / 'a "b" c'
+    done = env.run(SCRIPT, "read", VENV=str(venv), PIP=broken.format(shlex.quote(str(venv))))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(f"({venv}): move the checkout, or set VENV")
+    venv = env.root / ".venv"
+    done = env.run(SCRIPT, "read", PIP=broken.format(shlex.quote(str(venv))))
+    assert f"does not start (): delete {venv} and run this again" in done.stderr
+    env.run(SCRIPT, "read")
+    env.program("pip", "exit 126", venv / "bin")
+    assert f"{venv}/bin/pip does not start (): delete {venv} and" in env.run(SCRIPT, "dev").stderr
+
+
+def test_a_relative_environment_is_that_of_the_folder_of_the_call(env: Checkout) -> None:
+    assert env.run(SCRIPT, "read", VENV="mine").returncode == 0
+    assert (env.root.parent / "mine/ddp-prof.stamp").exists()
+    assert env.run(SCRIPT, "read", VENV="mine").stderr == ""
+
+
+def test_an_environment_that_was_moved_is_made_anew(env: Checkout) -> None:
+    """Its programs name the old folder: pytest and ruff did not start any more."""
+    env.run(SCRIPT, "read")
+    before = env.root
+    env.root = before.rename(before.with_name("moved"))
+    done = env.run(SCRIPT, "read")
+    assert done.returncode == 0
+    assert f"{env.root}/.venv was made in {before}/.venv: making it anew" in done.stderr
+    assert env.calls.count("venv") == 2
+    assert env.run(SCRIPT, "read").stderr == ""
+    copied = env.root / "copy"
+    (env.root / ".venv").rename(copied)
+    assert f"{copied} was made in {env.root}/.venv" in env.run(SCRIPT, "read", VENV=str(copied)).stderr
+
+
+def test_an_environment_without_its_python_is_made_anew(env: Checkout) -> None:
+    """As after an update of the system; with another version of Python its packages are not found."""
+    env.run(SCRIPT, "read")
+    python = env.root / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to("/usr/bin/python3.gone")
+    assert "is for a Python that is not there any more: making it anew" in env.run(SCRIPT, "read").stderr
+    assert env.calls.count("venv") == 2
+    python.rename(python.with_name("python3.12"))
+    python.symlink_to("python3.12")
+    assert "is for a Python that is not there any more" in env.run(SCRIPT, "read", OTHER_VERSION="1").stderr
+
+
+@pytest.mark.parametrize(("setting", "why"), [("TOO_OLD", "older than 3.10"), ("OTHER_VERSION", "not there any more")])
+def test_an_environment_of_the_user_is_left_to_the_user(env: Checkout, setting: str, why: str) -> None:
+    env.program("python", PYTHON, env.root / ".venv/bin")
+    done = env.run(SCRIPT, "read", **{setting: "1"})
+    assert done.returncode == 1
+    assert f"{why}: delete that folder, or set VENV to another one, and run this again" in done.stderr
+    assert (env.root / ".venv/bin/python").exists()
+
+
+def test_what_a_killed_one_left_is_made_anew(env: Checkout) -> None:
+    killed = env.run(SCRIPT, "read", PIP='kill -KILL "$PPID"')
+    assert killed.returncode == -signal.SIGKILL
+    assert (env.root / ".venv/bin/python").exists()
+    done = env.run(SCRIPT, "read")
+    assert (done.returncode, env.calls.count("venv")) == (0, 2)
+    assert "was not completed: making it anew" in done.stderr
+
+
+def test_typescript_is_fetched_again_where_it_is_missing(env: Checkout) -> None:
+    """Once npm had failed, or node_modules was deleted, the gate failed for ever, and referred to what this says."""
+    env.run(SCRIPT, "dev")
+    env.program("npm", NPM, env.root / ".venv/bin")
+    done = env.run(SCRIPT, "dev", NO_NPM="1")
+    assert (done.returncode, "npm cannot fetch TypeScript" in done.stderr) == (0, True)
+    assert env.run(SCRIPT, "dev").stderr == ""
+    assert env.run(SCRIPT, "dev").stderr == ""
+    assert [call for call in env.calls if call.startswith("npm")] == [
+        "npm ci --ignore-scripts --no-audit --no-fund"
+    ] * 2
+
+
+def test_who_waits_for_another_one_says_so(env: Checkout) -> None:
+    held = os.open(env.root, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    waiting = subprocess.Popen(
+        ["bash", str(env.root / SCRIPT), "read"], env=env.full_environment(), stderr=subprocess.PIPE, text=True
+    )
+    assert waiting.stderr
+    assert waiting.stderr.readline() == "env: another set-up of this checkout is running, waiting for it\n"
+    os.close(held)
+    assert "ready" in waiting.communicate()[1]
+    assert waiting.returncode == 0
+
+
+def test_an_old_pip_has_uv_install(env: Checkout) -> None:
+    """Before 21.3 it cannot install this package editable, before 22.2 not tell that it would fetch CUDA."""
+    done = env.run(SCRIPT, PIP_VERSION="22.0.2")
+    assert "pip is old here: fetching uv" in done.stderr
+    assert env.calls[2].startswith("uv auto pip install")
+
+
+def test_without_a_temporary_folder_the_way_out_is_told(env: Checkout) -> None:
+    done = env.run(SCRIPT, TMPDIR="/proc/none")
+    assert done.returncode == 1
+    assert done.stderr == "env: no file can be made in TMPDIR=/proc/none: set TMPDIR to a folder of yours with room\n"
+
+
 def test_uv_is_preferred_and_replaced_where_it_fails(env: Checkout) -> None:
     env.program("uv", 'echo "uv $UV_TORCH_BACKEND $*" >>"$CALLS"; echo "error: no route"; exit "${UV_CODE:-0}"')
     assert env.run(SCRIPT, "read").returncode == 0
@@ -159,7 +335,7 @@ def test_root_installs_the_missing_venv_module(env: Checkout, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert env.calls == [
         "venv",
-        "install -y -q --no-install-recommends python3.11-venv",
+        f"{INSTALL} python3.11-venv".removeprefix("apt-get "),
         "venv",
         _pip(env, "[pictures]"),
     ]
@@ -203,7 +379,6 @@ def test_no_browser_is_no_error(without_browser: Checkout) -> None:
 on_debian = pytest.mark.skipif(
     "ID=debian" not in Path("/etc/os-release").read_text().splitlines(), reason="no apt of Debian"
 )
-INSTALL = "apt-get install -y -q --no-install-recommends"
 WITHOUT_WINDOWS = f"{INSTALL} chromium-headless-shell fonts-liberation"
 
 
@@ -236,6 +411,25 @@ def test_the_browser_without_windows_is_for_tests_and_for_machines_without_anoth
         asked.append(f"{INSTALL} chromium fonts-liberation")
     assert [call for call in without_browser.calls if call.startswith("apt-get")] == asked
     assert "no Chromium here" not in done.stderr
+
+
+@on_debian
+def test_another_apt_is_waited_for(without_browser: Checkout, tmp_path: Path) -> None:
+    """A machine that has just been started fetches its lists itself: no browser was installed, and the gate failed."""
+    without_browser.program("id", "echo 0")
+    without_browser.program("sleep", f"touch {tmp_path}/waited")
+    without_browser.program(
+        "apt-get",
+        f"""echo "apt-get $*" >>"$CALLS"
+case "$1" in
+  update) [ -e {tmp_path}/waited ] || {{ echo "E: Could not get lock /var/lib/apt/lists/lock." >&2; exit 100; }} ;;
+  install) [ -e {tmp_path}/waited ] ;;
+esac""",
+    )
+    done = without_browser.run(SCRIPT, "read")
+    assert (done.returncode, "no Chromium" in done.stderr) == (0, False)
+    calls = [call for call in without_browser.calls if call.startswith("apt-get")]
+    assert calls == [WITHOUT_WINDOWS, "apt-get update -q", "apt-get update -q", WITHOUT_WINDOWS]
 
 
 def _pins() -> dict[str, Requirement]:
