@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path, PurePath
+from shutil import which
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
 os.environ["DDP_PROF_CACHE"] = "off"  # the user's own cache is not for tests; those of the cache have theirs
 
 load_profile()
+
+# A hook of git says where its repository is, and a test that makes one of its own would write into that.
+for _name in [name for name in os.environ if name.startswith("GIT_") and not name.startswith("GIT_SSL")]:
+    del os.environ[_name]
+# The checkout may be another user's, as one that is mounted into a container.
+os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -153,6 +160,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     missing = [marker.name for marker in item.iter_markers() if _is_missing(marker.name)]
     if missing:
         (pytest.fail if IS_WHOLE_GATE else pytest.skip)(f"needs {', '.join(missing)}")
+
+
+@pytest.fixture
+def clone() -> Path:
+    """This checkout, where git knows it; one that was downloaded as an archive is no clone."""
+    if not (ROOT / ".git").exists() or which("git") is None:
+        pytest.skip("not a clone, or no git")
+    return ROOT
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 from ddp_prof.benchmark import sweep
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
-from ddp_prof.benchmark.sweep import Machine, read_figures
+from ddp_prof.benchmark.sweep import Machine, probe_machine, read_figures
 from ddp_prof.errors import WorkloadError
 from tests.benchmark.test_sweep import MACHINE
 from tests.forked_python import run_python
@@ -73,7 +73,7 @@ def machine() -> Machine:
 def test_a_torch_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(WorkloadError, match=r"torch does not work in .*: exit code 1: run scripts/env\.sh train"):
-        sweep.probe_machine()
+        probe_machine()  # that of the module may be a stand-in already
 
 
 @pytest.fixture(scope="module")

@@ -257,11 +257,14 @@ def _started(machine: Machine) -> tuple[subprocess.Popen[str], int]:  # noqa: F8
     return process, int(pid.read_text())
 
 
-def test_the_environment_is_made_first_and_git_knows_nothing_of_the_rest(checkout: Checkout) -> None:
+def test_the_environment_is_made_first(checkout: Checkout) -> None:
     checkout.program("env.sh", 'echo "env $*" >>"$CALLS"', checkout.root / "scripts")
     checkout.program("python", 'echo "python $*" >>"$CALLS"; exit 7', checkout.root / ".venv/bin")
     assert checkout.run("profile_all.sh").returncode == 7
     assert checkout.calls == ["env train", "python scripts/profile_all.py"]
+
+
+def test_git_knows_nothing_of_what_it_makes(clone: Path) -> None:
     places = ["traces/local/overlap.sqlite", "figures/local/index.html"]
-    ignored = subprocess.run(["git", "check-ignore", *places], cwd=ROOT, capture_output=True, text=True, check=True)
+    ignored = subprocess.run(["git", "check-ignore", *places], cwd=clone, capture_output=True, text=True, check=True)
     assert ignored.stdout.split() == places

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.skipif(which("git") is None, reason="no git")
 def test_the_commit_is_of_the_checkout_that_holds_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "site-packages" / "record.py"
     file.parent.mkdir()
