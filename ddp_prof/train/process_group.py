@@ -249,12 +249,19 @@ def process_group(place: RankInfo, seat: Seat, timeout_s: float) -> Iterator[Non
     except (OSError, RuntimeError, ValueError) as error:
         if is_shared and (refused := explain_nccl_refusal(str(error), _nccl_version())):
             raise WorkloadError(f"rank {place.rank}: {refused}") from error
-        raise WorkloadError(
-            f"rank {place.rank}: cannot form a process group with {backend}: {first_line(error)}"
-        ) from error
+        reason = _why_no_interface(str(error)) or first_line(error)
+        raise WorkloadError(f"rank {place.rank}: cannot form a process group with {backend}: {reason}") from error
     yield
     # Only after success: if a peer has ended, this could wait for it.
     dist.destroy_process_group()
+
+
+def _why_no_interface(message: str) -> str | None:
+    """Return a line with advice if gloo has not found the network interface that a variable names, else ``None``."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if not name or "Unable to find address for" not in message:
+        return None
+    return f"GLOO_SOCKET_IFNAME={name[:80]} is no network interface with an address here: choose another, or unset it"
 
 
 def _make_store(place: RankInfo, timeout: timedelta) -> Store | None:

@@ -158,6 +158,15 @@ def test_gpus_of_their_own_leave_nccl_alone(gpu: pytest.MonkeyPatch) -> None:
     assert "NCCL_HOSTID" not in module.os.environ
 
 
+def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is set for the whole cluster: gloo said where in its sources it had failed."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")
+    expected = "gloo: GLOO_SOCKET_IFNAME=eth9 is no network interface with an address here: choose another, or unset it"
+    cpu = process_group(RankInfo(), Seat(torch.device("cpu"), "gloo"), 1)
+    with pytest.raises(WorkloadError, match=expected), cpu:
+        pass
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
