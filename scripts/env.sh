@@ -336,7 +336,7 @@ hold_lock() {
 main() {
   local began=$SECONDS
   read_extras "$@"
-  if up_to_date && has_typescript; then return; fi
+  if up_to_date && has_typescript && [ -w "${TMPDIR:-/tmp}" ]; then return; fi # what comes next needs TMPDIR, too
   hold_lock
   work="$(mktemp -d 2>/dev/null)" ||
     fail "no file can be made in TMPDIR=${TMPDIR:-/tmp}: set TMPDIR to a folder of yours with room"

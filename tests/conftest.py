@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -31,8 +32,13 @@ os.environ["DDP_PROF_CACHE"] = "off"  # the user's own cache is not for tests; t
 
 load_profile()
 
-# A hook of git says where its repository is, and a test that makes one of its own would write into that.
-for _name in [name for name in os.environ if name.startswith("GIT_") and not name.startswith("GIT_SSL")]:
+# What says where a git hook's repository is (into which a test that makes one of its own would write), where ranks of a
+# launcher meet (for which those of tests would wait), and that no terminal, too, has colours.
+_OF_OTHERS = re.compile(
+    r"GIT_(?!SSL).*|(GROUP_|LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|(SLURM|PMI|OMPI|TORCHELASTIC)_.*"
+    r"|(CLICOLOR_)?FORCE(_COLOR)?|NO_COLOR"
+)
+for _name in [name for name in os.environ if _OF_OTHERS.fullmatch(name)]:
     del os.environ[_name]
 # The checkout may be another user's, as one that is mounted into a container.
 os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ class Checkout:
         """Put a shell script on the PATH, or into ``folder``. ``$CALLS`` is a file to write down calls in."""
         target = (folder or self.programs) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f"#!/bin/bash\nCALLS={self.calls_file}\n{body}\n")
+        target.write_text(f"#!/bin/bash\nCALLS={shlex.quote(str(self.calls_file))}\n{body}\n")
         target.chmod(0o755)
         return target
 

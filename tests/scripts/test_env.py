@@ -292,9 +292,12 @@ def test_an_old_pip_has_uv_install(env: Checkout) -> None:
 
 
 def test_without_a_temporary_folder_the_way_out_is_told(env: Checkout) -> None:
+    """Also where all is set up: profile_all.sh went on, and left out the pictures."""
+    told = "env: no file can be made in TMPDIR=/proc/none: set TMPDIR to a folder of yours with room\n"
     done = env.run(SCRIPT, TMPDIR="/proc/none")
-    assert done.returncode == 1
-    assert done.stderr == "env: no file can be made in TMPDIR=/proc/none: set TMPDIR to a folder of yours with room\n"
+    assert (done.returncode, done.stderr) == (1, told)
+    env.run(SCRIPT)
+    assert env.run(SCRIPT, TMPDIR="/proc/none").stderr == told
 
 
 def test_uv_is_preferred_and_replaced_where_it_fails(env: Checkout) -> None:
