@@ -41,7 +41,7 @@ from ddp_prof.capture.job import (
 )
 from ddp_prof.capture.losses import find_losses
 from ddp_prof.capture.processes import NOT_DONE, find_reason, hold_folder, process_namespace, run, scratch_folder
-from ddp_prof.errors import UsageError, WorkloadError
+from ddp_prof.errors import TraceError, UsageError, WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train.arguments import parse_arguments
@@ -441,11 +441,20 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
     # Rank 0 writes run.json on success. The exit code may be that of nsys, so it counts only if other
     # processes capture the other ranks, and rank 0 may be one of theirs.
     if not (partial / f"{plan.base}.run.json").is_file() and not (plan.part and code == 0):
-        raise WorkloadError(f"the workload failed (exit code {code}): {reason} [all output: VERBOSE=1]")
+        is_of_nsys = nsys is not None and b"ddp_prof.train: error: " not in log.read_bytes()
+        instead = "; without nsys: PROFILER=kineto" if is_of_nsys else ""
+        raise WorkloadError(f"the workload failed (exit code {code}): {reason} [all output: VERBOSE=1{instead}]")
     if profiler:
         hint = "; try CAPTURE_RANGE=none, or ISOLATE=0" if plan.on_gpus else ""
         export_reports(job, plan.environ, find_reason(log, 0, "nsys") + hint)
-        for loss in find_losses(job):
+        try:
+            losses = find_losses(job)
+        except TraceError as error:  # the file is removed, so its path would lead nowhere
+            hint = "capture again, with another nsys (NSYS), or with PROFILER=kineto"
+            raise WorkloadError(
+                f"what {profiler} wrote cannot be read ({error.path.name}: {error.reason[:200]}): {hint}"
+            ) from error
+        for loss in losses:
             hint = ", with CAPTURE_RANGE=none, another nsys, or PROFILER=kineto" if plan.on_gpus and nsys else ""
             raise WorkloadError(f"{loss}: capture again{hint}")
     job.remove_old(plan.traces, plan.ranks)

@@ -142,6 +142,31 @@ def test_an_nsys_that_lost_a_race_with_itself_is_started_again(machine: Machine,
     assert len([call for call in machine.calls if call.startswith("nsys profile")]) == 2 + NSYS_STARTS
 
 
+def test_what_an_nsys_that_fails_is_replaced_by_is_told(machine: Machine) -> None:
+    """Only that the workload had failed was told, of an nsys that is there and does not record."""
+    machine.program("nsys", NSYS.replace("    shift\n", "    echo 'Unrecognized license' >&2; exit 1\n"))
+    _, _, complaint = machine.capture("overlap")
+    expected = (
+        "the workload failed (exit code 1): Unrecognized license [all output: VERBOSE=1; without nsys: PROFILER=kineto]"
+    )
+    assert expected in complaint
+    machine.workload("echo 'ddp_prof.train: error: too big' >&2; exit 1")
+    machine.program("nsys", NSYS)
+    assert machine.capture("overlap")[2].endswith("too big [all output: VERBOSE=1]\n")
+
+
+def test_an_export_that_is_cut_is_told_with_a_way_out(machine: Machine) -> None:
+    """Its path was told, of a folder that is removed, and to export the report again, which is removed, too."""
+    machine.program(
+        "nsys", NSYS.replace('"$FOLDER/export.sqlite" "$5"', '"$FOLDER/export.sqlite" "$5"; truncate -s 5000 "$5"')
+    )
+    code, _, complaint = machine.capture("overlap")
+    assert (code, len(complaint.splitlines())) == (1, 1)
+    assert "overlap: what nsys 2022.4.2.1 wrote cannot be read (overlap.sqlite: " in complaint
+    assert complaint.endswith("): capture again, with another nsys (NSYS), or with PROFILER=kineto\n")
+    assert machine.traces == []
+
+
 def test_what_did_not_arrive_is_missed(machine: Machine) -> None:
     exported(machine.folder / "export.sqlite", {0: 1})
     code, _, complaint = machine.capture("overlap")
