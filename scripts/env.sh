@@ -53,7 +53,8 @@ quietly() {
   fi
 }
 
-# The reason of a failure. The last line of pip names neither a wheel that is missing nor the network.
+# The reason of a failure. The last line of pip names neither a wheel that is missing nor the network, nor what failed in a
+# subprocess.
 reason() {
   if is_full; then
     echo "No space left on device"
@@ -63,7 +64,8 @@ reason() {
       tail -1 || echo "the index of packages does not answer"
   else
     grep -om1 'No matching distribution found for .*' "$log" ||
-      grep -E '^(ERROR|error|E|Error)|× ' "$log" | tail -1 | cut -c1-300 || tail -1 "$log"
+      grep -E '^(ERROR|error|E|Error)|^ +ERROR: |× ' "$log" | grep -v subprocess | tail -1 | sed 's/^ *//' | cut -c1-300 ||
+      tail -1 "$log"
   fi
 }
 

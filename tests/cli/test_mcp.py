@@ -22,7 +22,7 @@ import pytest
 
 from ddp_prof.cli import COMMANDS, mcp, tables, whatif
 from ddp_prof.cli.options import TraceCommand
-from ddp_prof.errors import DdpProfError
+from ddp_prof.errors import DdpProfError, shell_quote
 from tests.command_line import run
 from tests.conftest import IS_WHOLE_GATE, ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -162,7 +162,7 @@ def test_every_tool_answers_as_its_command(server: Server, tmp_path: Path) -> No
     for name, result in zip(names, results, strict=True):
         answer = answer_of(result)
         assert (answer["documents"], answer["cut"]) == ([printed(name, trace)], {}), name
-        assert answer["command"] == f"ddp-prof {name} --format json {trace}"
+        assert answer["command"] == f"ddp-prof {name} --format json {shell_quote(trace)}"
     assert [tool.name for tool in server.tools() if not (tool.annotations and tool.annotations.read_only_hint)] == []
     assert files_in(tmp_path) == before
 

@@ -137,6 +137,14 @@ NO_NAME_SERVER = f"""
 {RETRIED} 'NewConnectionError('<object>: Failed: [Errno -3] Temporary failure in name resolution')': /simple/hatchling/
 ERROR: ResolutionImpossible
 """
+IN_SUBPROCESS = """
+      ERROR: Can not combine '--user' and '--target'
+      [end of output]
+error: subprocess-exited-with-error
+
+\u00d7 pip subprocess to install build dependencies did not run successfully.
+│ exit code: 1
+"""
 REFUSED = f"""
 {RETRIED} 'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 403 Forbidden'))'
 ERROR: No matching distribution found for click>=8.4
@@ -155,6 +163,7 @@ ERROR: No matching distribution found for click>=8.4
             "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
             "(No space left on device): make room in {root}/.venv and /tmp, or set VENV and TMPDIR to folders with",
         ),
+        (IN_SUBPROCESS, "(ERROR: Can not combine '--user' and '--target'): see all of it with VERBOSE=1"),
         ("ERROR: something else", "(ERROR: something else): see all of it with VERBOSE=1 scripts/env.sh"),
     ],
 )
