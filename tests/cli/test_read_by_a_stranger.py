@@ -387,3 +387,18 @@ class TestActivitiesWithoutANumberOfADevice:
 def perfetto_events(trace: Path, folder: Path) -> list[dict[str, Any]]:
     run("export", trace, "-o", folder / "out.json")
     return [one for one in json.loads((folder / "out.json").read_text())["traceEvents"] if one["ph"] == "M"]
+
+
+def test_of_two_devices_of_which_one_copies_to_the_other_something_communicates(tmp_path: Path) -> None:
+    """As in DataParallel: beside 'gain no more than 2.00 ms' nothing in the trace was known to communicate."""
+    capture = usual()
+    own = [one for one in capture.kernels if one.name != NCCL]
+    on_other = [replace(one, device=1, stream=8) for one in own if one.kind == "kernel"]
+    copies = [
+        Kernel("x", at * US, (at + 50) * US, (at - 9) * US, MAIN, stream=9, device=1, kind="memcpy", copy_kind=10)
+        for at in range(900, 5000, 1000)
+    ]
+    path = write_capture(tmp_path / "x.sqlite", replace(capture, kernels=[*own, *on_other, *copies]))
+    assert "peer_copy" in text_of("collectives", "--by", "collective", path)
+    for command in ("summary --notes", "whatif", "doctor", "overlap"):
+        assert "nothing in this trace" not in text_of(*command.split(), path)

@@ -428,8 +428,8 @@ class RunEvidence:
 
     @property
     def why_no_dependencies(self) -> str | None:
-        """Why the dependencies of some rank are not known; ``None`` if they are known on all ranks."""
-        reasons = (rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies)
+        """Why the dependencies of some rank that communicates are not known; ``None`` if they are, on all of them."""
+        reasons = (rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies and rank.collectives)
         return next(filter(None, reasons), None)
 
     @property

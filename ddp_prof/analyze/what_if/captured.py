@@ -12,7 +12,7 @@ from ddp_prof.analyze.what_if.link import LinkFit, fit_link
 from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.sizes import Gradients, find_gradients
 from ddp_prof.analyze.what_if.structure import LEAST_STEPS, RankStructure
-from ddp_prof.analyze.why_unknown import GRAPHS
+from ddp_prof.analyze.why_unknown import GRAPHS, NO_COMMUNICATION
 from ddp_prof.table import Ints
 
 _PADDING = 0.01
@@ -59,8 +59,9 @@ class Captured:
         """Why nothing can be predicted from this run, whatever is asked; ``None`` if predictions are possible."""
         if not self.structures:
             return NO_RANKS
-        # A reason that holds for the whole job counts even if other ranks are usable, so it is looked for first.
-        of_job_first = sorted(self.structures, key=lambda one: not one.is_of_job)
+        # A reason that holds for the whole job counts even if other ranks are usable, so it is looked for first. That a
+        # device communicates nothing counts only if that holds for all of them.
+        of_job_first = sorted(self.structures, key=lambda one: (not one.is_of_job, one.reason == NO_COMMUNICATION))
         for one in of_job_first:
             if one.reason and (one.is_of_job or not self.usable):
                 return _in_words(one.reason)
@@ -74,7 +75,9 @@ class Captured:
         reasons = dict.fromkeys(one.reason for one in self.structures if one.reason)
         for reason in reasons:
             which = [one.rank for one in self.structures if one.reason == reason]
-            yield LEFT_OUT.format(ranks=_ranks_text(which), reason=_in_words(reason or ""))
+            # Where others communicate, something in the trace does.
+            why = "it is not known to communicate" if reason == NO_COMMUNICATION else _in_words(reason or "")
+            yield LEFT_OUT.format(ranks=_ranks_text(which), reason=why)
 
     @property
     def queued(self) -> str | None:

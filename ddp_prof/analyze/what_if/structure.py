@@ -63,7 +63,8 @@ NO_CALLS = (
     "torch.profiler with ProfilerActivity.CPU"
 )
 SEVERAL_PASSES = (
-    "its steps have several synchronized passes of backward: capture it without accumulation, or under no_sync()"
+    "its steps have several synchronized passes of backward: if it accumulates gradients, capture it without, or under "
+    "no_sync()"
 )
 FEW = "it has fewer than {least} whole steps with collectives of gradients: record more steps"
 DIFFER = "its steps differ in their kernels: only {same} of {steps} have the same ones: record steps of one kind"
