@@ -90,7 +90,11 @@ def critical_headline(critical: RunCritical) -> str:
     where = "" if path.step is None else f" in step {path.step}, counted from its first device work to its end"
     text = f"The critical path of {whole}, {milliseconds(path.path_ns)}{where}, is {', '.join(words)}"
     if not path.collectives:
-        return f"{text}: no collective is on it."
+        # As where gradients are accumulated over several steps, or where nothing waits in most of them.
+        others = sum(bool(one.collectives) for one in critical.steps)
+        have = "has" if others == 1 else "have"
+        where = f"; {others} of {len(critical.steps)} paths {have} one" if others else ""
+        return f"{text}: no collective is on it{where}."
     best = max(path.collectives, key=lambda one: (one.gain_ns or 0, one.index))
     if not best.gain_ns:
         return f"{text}."

@@ -180,6 +180,16 @@ def test_the_path_of_median_length_is_not_called_that_of_the_typical_step(tmp_pa
     assert "typical" not in headline
 
 
+def test_where_few_paths_have_a_collective_their_number_is_told(tmp_path: Path) -> None:
+    """As where gradients are accumulated over four steps: 'no collective is on it' was all, of a step that has none."""
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", bucket_steps(12, 12, 20, 12)))
+    critical = run.critical()
+    none = tuple(replace(path, collectives=()) for path in critical.steps)
+    assert critical_headline(replace(critical, steps=none)).endswith(": no collective is on it.")
+    some = tuple(path if path.step == 2 else replace(path, collectives=()) for path in critical.steps)
+    assert critical_headline(replace(critical, steps=some)).endswith(": no collective is on it; 1 of 4 paths has one.")
+
+
 def test_what_a_collective_gains_without_its_peers_counts_waiting_for_them(tmp_path: Path) -> None:
     """As of a pipeline's receive, which is never matched: it would end 8.07 ms earlier without delay of the peer."""
     (run,) = load_runs(write_capture(tmp_path / "x.sqlite", bucket_steps(12, 20, 30)))
