@@ -150,7 +150,8 @@ class Session:
             verdicts = self.verdicts()
             if not is_kept:
                 decided = sum(not verdict.is_open for verdict in verdicts)
-                waiting = f"; verdicts from round {LEAST_PAIRS} on" if number < LEAST_PAIRS else ""
+                waits = number < LEAST_PAIRS and decided < len(verdicts)
+                waiting = f"; verdicts from round {LEAST_PAIRS} on" if waits else ""
                 self._report(f"round {number}: {decided} of {len(verdicts)} decided{waiting}")
         return Tuning(self.program, tuple(verdicts), tuple(self.trials), self.limits, ended)
 

@@ -21,7 +21,7 @@ from ddp_prof.tune.tries import TODAY, Try, parse_tries
 from ddp_prof.tune.verdicts import TODAYS
 from tests.examples import IS_NIGHTLY
 from tests.tune import noise
-from tests.tune.simulated import PROGRAM, Simulated, outcomes, tune
+from tests.tune.simulated import PROGRAM, NoStore, Simulated, outcomes, tune
 
 BUCKETS = "bucket_cap_mb=1,5,25,50,100"
 
@@ -78,6 +78,19 @@ def test_what_cannot_be_told_says_what_more_rounds_could_show() -> None:
     assert verdict.gain.high is not None
     assert 0 < verdict.could_show < verdict.gain.high - verdict.gain.value
     assert "8 more rounds could show a gain of" in sentence_of(verdict, 0.01)
+
+
+def test_a_round_after_which_nothing_is_open_announces_no_verdicts() -> None:
+    """'1 of 1 decided; verdicts from round 6 on' was said of a try that had failed twice."""
+    program, said = Simulated(), list[str]()
+    program.errors["A=1"] = WorkloadError("no")
+    tries = parse_tries(["A=1"])
+    store = NoStore(Path("none.db"), PROGRAM, tries, Path("/"))
+    Session(PROGRAM, tries, program, store, Limits(), {}, said.append).run()
+    assert [line for line in said if "decided" in line] == [
+        "round 1: 0 of 1 decided; verdicts from round 6 on",
+        "round 2: 1 of 1 decided",
+    ]
 
 
 def test_a_difference_below_worth_is_none() -> None:
