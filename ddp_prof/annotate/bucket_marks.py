@@ -98,6 +98,19 @@ class BucketMarks:
             return 2  # the first one only finds out which parameters are used, and how often
         return 0 if self._finds_unused else 1
 
+    @property
+    def _divides_by_active_ranks(self) -> bool:
+        """Whether DDP divides gradients by the number of ranks that still have inputs, which no hook is told."""
+        ddp: Any = self._ddp
+        return ddp._join_config.enable and not ddp._divide_by_initial_world_size
+
+    def _warn_of_join(self) -> None:
+        """Say, once for each place in the program, what ``join(divide_by_initial_world_size=False)`` does to marks."""
+        outcome = (
+            "our communication hook, registered before, divides by all ranks" if self._is_installed else "not marked"
+        )
+        warnings.warn(f"buckets of a DDP in join(divide_by_initial_world_size=False): {outcome}", stacklevel=2)
+
     def remove(self) -> None:
         """Let ``ddp.register_comm_hook`` do what torch's does again; a hook of ours that is installed stays."""
         if (ddp := self._owner()) is not None:
@@ -118,9 +131,12 @@ class BucketMarks:
             for call in at_synchronized_forward:
                 call(self._ddp)
         needs_hook = is_under_nsys() or not self._reduces_on_host
-        if needs_hook and is_recorded() and not self._is_installed:
-            _register_with_torch(self._ddp, None, CommHook(self._reduce, None))
-            self._is_installed = True
+        if needs_hook and is_recorded() and self._hook is None:
+            if self._divides_by_active_ranks:
+                self._warn_of_join()
+            elif not self._is_installed:
+                _register_with_torch(self._ddp, None, CommHook(self._reduce, None))
+                self._is_installed = True
 
     def end_forward(self) -> None:
         """Announce a backward in which DDP reduces gradients; if no hook is installed, emit a range of bucket sizes."""

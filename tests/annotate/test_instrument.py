@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,24 @@ def sparse(*, by_nsys: bool | None) -> dict[str, Any]:
     }
 
 
+def uneven(*, is_marked: bool) -> list[Any]:
+    """The weights after a training in which rank 1 has more inputs, whose gradients are divided by one rank then."""
+    ddp = make_ddp()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with pytest.MonkeyPatch.context() as patch, annotate.only_sink(annotate.Recorder()):
+        if is_marked:
+            patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        marks = annotate.instrument(ddp, optimizer) if is_marked else None
+        with warnings.catch_warnings(record=True), ddp.join(divide_by_initial_world_size=False):
+            for index in range(2 + dist.get_rank()):
+                optimizer.zero_grad()
+                ddp(torch.full((4, WIDTH), float(index))).sum().backward()
+                optimizer.step()
+        if marks:
+            marks.remove()
+    return [parameter.tolist() for parameter in ddp.parameters()]
+
+
 def weights_without_marks() -> list[Any]:
     plain = make_ddp()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -178,6 +197,7 @@ def everything(rank: int) -> dict[str, Any]:
         "bf16": messages(None, bf16_compress_hook),
         "powersgd": messages(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook),
         "groups": groups(),
+        "uneven": [uneven(is_marked=is_marked) for is_marked in (False, True)],
         "sparse": {how: sparse(by_nsys=how) for how in (None, False, True)},
         "profiled": profiled(),
         "profiled with a hook": profiled(has_hook=True),
@@ -266,6 +286,12 @@ def test_sparse_gradients_have_the_bytes_that_are_sent(results: list[dict[str, A
     assert sorted(found[True]["bytes"]) == [two_rows, LAYER_BYTES]
     assert BUCKETS_RANGE not in found[False]["names"]
     assert found[None]["weights"] == found[False]["weights"] == found[True]["weights"]
+
+
+def test_uneven_inputs_are_divided_as_without_marks(results: list[dict[str, Any]]) -> None:
+    """By a hook, gradients were divided by all ranks, not by those that still have inputs: other weights."""
+    plain, marked = results[1]["uneven"]
+    assert marked == plain
 
 
 def fsdp_of_groups(rank: int) -> list[str]:
