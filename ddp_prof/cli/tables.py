@@ -88,15 +88,10 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
     from ddp_prof.present.tables.overlap import overlap_view
 
     results = [run.overlap() for run in runs]
-    headlines = map(gain_headline, compare_variants(results))
+    costs = [run.cost() if run.has_contention else None for run in runs]
     return [
-        overlap_view(
-            result,
-            next(headlines),
-            run.cost() if run.has_contention else None,
-            by_step=by_step,
-        )
-        for run, result in zip(runs, results, strict=True)
+        overlap_view(result, gain_headline(summary, cost.cost if cost else None), cost, by_step=by_step)
+        for result, summary, cost in zip(results, compare_variants(results), costs, strict=True)
     ]
 
 

@@ -64,8 +64,12 @@ def check_gate(documents: dict[str, Document]) -> None:
 
 
 def check_advice(documents: dict[str, Document]) -> None:
-    """A summary names the doctor's first finding; each one's expected gain is in its interval, and below its cost."""
+    """A summary names the doctor's first finding; each one's expected gain is in its interval, and below its cost.
+
+    The headline of ``overlap`` lacked that communication slows compute, which that of ``summary`` said.
+    """
     (summary,), findings = documents["summary"]["runs"], documents["doctor"]["findings"]
+    assert documents["overlap"]["headline"] == summary["headline"]
     assert summary["advice"] == (findings[0]["advice"] if findings else None)
     for one in findings:
         told = [one[name] for name in ("gain_low_ns", "expected_gain_ns", "gain_high_ns", "cost_ns")]
