@@ -182,22 +182,23 @@ def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: 
 def _strip_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
     """Return the lane ``where time goes``, whose boxes cover each instant of the view of which anything is known, once.
 
-    It is empty if it is not known how any step divides, unless graphs or kernels without a name take the time. In a
-    step that was recorded in part, and is left out, nothing tells idle time from work that was lost: there it has gaps.
+    It is empty if it is not known how any step divides, unless graphs or kernels without a name take the time. It has
+    gaps where a part of that is not known, and in a step that was recorded in part, and is left out, where nothing
+    tells idle time from work that was lost.
 
     A box belongs to the measured step whose window contains it. Windows overlap if work of a step was launched before
     the step before it was done; then the box belongs to the step that began last.
     """
-    is_unknown = {*theme.STRIP} <= unknown_parts(overlap) and not _has_unknown_work(rank)
-    if not len(rank.including_warmup.events) or rank.hides_backward or is_unknown:
+    unknown = set() if _has_unknown_work(rank) else unknown_parts(overlap)
+    if not len(rank.including_warmup.events) or rank.hides_backward or {*theme.STRIP} <= unknown:
         return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
     divided = divide(rank.including_warmup, view)
     nothing = divided[theme.IDLE] & rank.recorded_in_part
     divided = {**divided, theme.IDLE: divided[theme.IDLE] - nothing, _NOTHING: nothing}
+    # Such as the time beside communication in which a host without marked waits may have computed or waited.
+    codes = {name: UNKNOWN if name in unknown else CODE.get(name, UNKNOWN) for name in divided}
     start = concatenate_columns([part.start_ns for part in divided.values()])
-    category = concatenate_columns(
-        [constant_column(CODE.get(name, UNKNOWN), len(part)) for name, part in divided.items()]
-    )
+    category = concatenate_columns([constant_column(codes[name], len(part)) for name, part in divided.items()])
     del divided
     order = np.argsort(start, kind="stable")
     start, category = in_order(start, order), in_order(category, order)
@@ -213,7 +214,7 @@ def _strip_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
     end = joined([start[1:], np.full(min(1, len(start)), view.end_ns)])
     borders = np.concatenate([[0], np.searchsorted(start, begins), [len(start)]])
     step = np.repeat(np.append(UNKNOWN, owners), np.diff(borders))
-    if len(nothing):
+    if len(nothing) or unknown:
         rows = np.flatnonzero(category != UNKNOWN)
         start, end, category, step = (in_order(column, rows) for column in (start, end, category, step))
     level = np.broadcast_to(np.int64(0), len(start))

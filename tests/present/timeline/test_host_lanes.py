@@ -141,6 +141,20 @@ def test_where_backward_has_no_name_neither_steps_nor_the_strip_tell_what_hides(
     assert [len(lanes_of(model, STRIP)) for model in (named, unnamed)] == [1, 0]
 
 
+def test_where_no_mark_tells_when_the_host_waits_the_strip_does_not_say_what_ran_beside_communication() -> None:
+    """'overlapped' stood where the host may have waited, which the tables call n/a."""
+    ranges = [
+        *(("process|rank=0|world=2|backend=gloo", "##########"), ("step|index=0", "##########")),
+        *(("backward", "########.."), ("all_reduce|bucket=0|bytes=8", "..#######.")),
+    ]
+    shown = []
+    for marks in ([], [("synchronize", "......##..")]):
+        model = model_of(draw_trace(ranges=[*ranges, *marks]))
+        (strip,) = lanes_of(model, STRIP)
+        shown.append([theme.CATEGORIES[category] for category in strip.boxes.category.tolist()])
+    assert shown == [["compute_only", "idle"], ["compute_only", "overlapped", "exposed", "idle"]]
+
+
 def beside_a_whole_graph() -> Trace:
     drawn = draw_trace(
         ranges={"step 0": "##########"},
