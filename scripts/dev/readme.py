@@ -120,6 +120,36 @@ def json_keys() -> str:
     )
 
 
+PARTS = (
+    ("summary traces/overlap.sqlite", "runs"),
+    ("overlap traces/overlap.sqlite", "attribution"),
+    ("overlap traces/bucketed_10mb.sqlite", "outliers"),
+    ("collectives traces/overlap.sqlite", "alignment"),
+    ("collectives traces/overlap.sqlite", "alignment/clocks"),
+    ("critical traces/h200/nccl/flat.sqlite", "steps/collectives"),
+    ("skew traces/overlap.sqlite", "steps"),
+    ("kernels traces/overlap.sqlite", "ranks"),
+    ("kernels traces/overlap.sqlite", "ranks/hidden"),
+    ("kernels traces/overlap.sqlite", "ranks/idle"),
+    ("check traces/overlap.sqlite --max-tail-ms 1000", "runs"),
+    ("check traces/overlap.sqlite --max-tail-ms 1000", "runs/verdicts"),
+    ("compare traces/naive.sqlite traces/flat.sqlite", "waterfall"),
+)
+"""Commands, and an object in their documents; of a list, the first entry counts."""
+
+
+def json_parts() -> str:
+    """Return the keys of objects within documents, as rows of a Markdown table."""
+    rows = ""
+    for command, path in PARTS:
+        found = _json_document(command)
+        for key in path.split("/"):
+            found = found[key][0] if isinstance(found[key], list) else found[key]
+        name = command.partition(" ")[0]
+        rows += f"| `{name}` | {' of '.join(f'`{key}`' for key in reversed(path.split('/')))} | {_keys(found)} |\n"
+    return rows
+
+
 def json_keys_of(*path: str, command: str = "overlap") -> str:
     """Return the keys of an object in a command's document; of a list in ``path``, the first entry counts."""
     found = _json_document(next(one for one in JSON_COMMANDS if one.partition(" ")[0] == command))
