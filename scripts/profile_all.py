@@ -1,9 +1,24 @@
 """Captures every variant, trains them in turns, draws and compares; profile_all.sh calls it in the environment."""
 
+# ruff: noqa: E402
 from __future__ import annotations
 
-import glob
 import os
+import signal
+
+STOPPED = "\nprofile_all: stopped; what was captured before is kept, and the next run goes on\n"
+
+
+def end_at_once(number: int, _frame: object) -> None:
+    os.write(2, STOPPED.encode())
+    os._exit(128 + number)
+
+
+# The imports take a second, in which Ctrl-C would be a traceback.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, end_at_once)
+
+import glob
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -218,8 +233,7 @@ def profile_all(environ: dict[str, str]) -> int:
 
 def main() -> int:
     os.chdir(ROOT)
-    on_stop = "\nprofile_all: stopped; what was captured before is kept, and the next run goes on\n"
-    return run_program("profile_all", lambda: profile_all(dict(os.environ)), on_stop=on_stop)
+    return run_program("profile_all", lambda: profile_all(dict(os.environ)), on_stop=STOPPED)
 
 
 if __name__ == "__main__":

@@ -238,6 +238,16 @@ def test_a_signal_ends_the_capture_in_one_line(machine: Machine, number: signal.
     assert drawn(machine) == 0
 
 
+def test_ctrl_c_while_it_imports_is_one_line(tmp_path: Path) -> None:
+    """Half a second after the start 16 lines of a traceback were printed."""
+    (tmp_path / "ddp_prof.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    command = [sys.executable, str(ROOT / "scripts/profile_all.py")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "\nprofile_all: stopped; what was captured before is kept, and the next run goes on\n"
+
+
 def test_killed_it_takes_the_capture_with_it(machine: Machine) -> None:  # noqa: F811
     marker = 600_000 + os.getpid()
     machine.workload(f"exec sleep {marker}")
