@@ -69,6 +69,8 @@ LOST_RACE = re.compile(
 It happens with nsys 2022.4, which may then end with 0: rarely, and in two of seven starts where ten processes kept each
 core busy. ``scripts/install_nsys.sh`` has the same.
 """
+LEAST_ROOM = 2**20
+"""Bytes; a folder that has less after a failed capture is full."""
 NSYS_STARTS = 8
 """How often nsys is started if it prints :data:`LOST_RACE`."""
 Parsed = TypeVar("Parsed")
@@ -335,13 +337,23 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
                 return f"{plan.name}: up to date"
             # Before anything runs; what is recorded goes into another folder first.
             plan.job(partial, nsys, profiler, key).refuse_to_replace(plan.traces, plan.ranks)
-            _record(plan, nsys, profiler, key, scratch, partial)
+            try:
+                _record(plan, nsys, profiler, key, scratch, partial)
+            except WorkloadError as error:
+                if full := [folder for folder in (scratch.parent, plan.traces) if _is_full(folder)]:
+                    raise WorkloadError(f"{full[0]} is full, make room there: {error}") from error
+                raise
     except WorkloadError as error:
         raise WorkloadError(f"{plan.name}: {error}") from error
     except OSError as error:
         hint = "set TRACES_DIR to a folder of yours, with room"
-        raise WorkloadError(f"{error.filename}: {error.strerror}: {hint}") from error
+        raise WorkloadError(f"{error.filename or plan.traces}: {error.strerror}: {hint}") from error
     return f"{plan.name}: captured by {profiler or 'no profiler'} in {time.monotonic() - began:.0f} s"
+
+
+def _is_full(folder: Path) -> bool:
+    """Return whether a folder has no room; what nsys and torch say of that is not always plain."""
+    return shutil.disk_usage(folder).free < LEAST_ROOM
 
 
 def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | None]:

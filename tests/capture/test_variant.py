@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ddp_prof.capture import processes
+from ddp_prof.capture import processes, variant
 from ddp_prof.capture.variant import NSYS_STARTS
 from tests.capture.conftest import NSYS, Machine, exported, is_sleeping, written_by_torch
 from tests.waiting import ignores, is_running, wait_until
@@ -153,6 +154,19 @@ def test_what_an_nsys_that_fails_is_replaced_by_is_told(machine: Machine) -> Non
     machine.workload("echo 'ddp_prof.train: error: too big' >&2; exit 1")
     machine.program("nsys", NSYS)
     assert machine.capture("overlap")[2].endswith("too big [all output: VERBOSE=1]\n")
+
+
+def _is(folder: str, path: Path) -> bool:
+    return str(path) == folder
+
+
+def test_a_full_disk_is_told_whatever_nsys_says(machine: Machine) -> None:
+    """Where /tmp was full, 'Invalid truncate size' was told."""
+    machine.program("nsys", NSYS.replace("    shift\n", "    echo 'Invalid truncate size.' >&2; exit 1\n"))
+    for folder in ("/tmp", machine.environment["TRACES_DIR"]):
+        machine.monkeypatch.setattr(variant, "_is_full", partial(_is, folder))
+        _, _, complaint = machine.capture("overlap")
+        assert f"overlap: {folder} is full, make room there: the workload failed" in complaint
 
 
 def test_an_export_that_is_cut_is_told_with_a_way_out(machine: Machine) -> None:

@@ -76,7 +76,7 @@ def test_of_a_folder_of_folders_one_is_named(tmp_path: Path) -> None:
         (tmp_path / f"iteration_{step}" / "rank0_trace.json").write_text('{"traceEvents": []}')
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "config.json").write_text("{}")
-    with pytest.raises(TraceError, match=r"a folder without traces: give the folders in it, such as \S+/iteration_10$"):
+    with pytest.raises(TraceError, match=r"a folder without traces: give the folders in it, such as .+/iteration_10$"):
         find_traces(tmp_path)
 
 
