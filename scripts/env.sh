@@ -38,11 +38,17 @@ fail() {
   exit 1
 }
 
+stop() {
+  trap '' INT TERM HUP
+  say "stopped: run this again"
+  exit "$1"
+}
+
 # Further signals are ignored: Ctrl-C and the end of a session reach all processes at once, and twice.
 # What apt has begun it finishes.
 trap 'trap "" INT TERM HUP; wait; rm -rf "$unfinished" "$work"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+trap 'stop 130' INT
+trap 'stop 143' TERM HUP
 
 # Runs a command and shows its output only with VERBOSE=1.
 quietly() {

@@ -258,6 +258,13 @@ def test_an_environment_of_the_user_is_left_to_the_user(env: Checkout, setting: 
     assert (env.root / ".venv/bin/python").exists()
 
 
+def test_a_signal_ends_it_in_one_line(env: Checkout) -> None:
+    """It ended without a word."""
+    done = env.run(SCRIPT, "read", PIP='kill -TERM "$PPID"')
+    assert (done.returncode, done.stderr.splitlines()[2:]) == (143, ["env: stopped: run this again"])
+    assert not (env.root / ".venv").exists()
+
+
 def test_what_a_killed_one_left_is_made_anew(env: Checkout) -> None:
     killed = env.run(SCRIPT, "read", PIP='kill -KILL "$PPID"')
     assert killed.returncode == -signal.SIGKILL
