@@ -24,6 +24,8 @@
 # Exit: 0 when every capture is there, 1 when one failed (the others are captured nevertheless), 2 for wrong usage.
 set -euo pipefail
 
+# An output that is closed (>&-) would be the next file that is opened.
+[ -e /dev/fd/1 ] || exec >/dev/null
 cd "$(dirname "${BASH_SOURCE[0]}")"
 scripts/env.sh train
 unset PYTHONHOME PYTHONPATH PYTHONOPTIMIZE PYTHONWARNINGS # of other programs: the environment has all that is needed

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_prof.benchmark.store import load_results
 from ddp_prof.benchmark.turns import TURNS, add_captures, measure_turns
 from ddp_prof.bucket_assignment import bucket_bytes
 from ddp_prof.capture.job import PLACE_VARIABLES, choose_nsys, read_place
@@ -117,13 +118,20 @@ def traces_of(name: str, folder: Path) -> list[Path]:
     return [whole] if whole.exists() else sorted(ranks, key=lambda file: (len(file.name), file.name))
 
 
+def has_rounds(turns: Path) -> bool:
+    """Return whether a database may hold rounds; where the first one failed or was stopped it holds none."""
+    with suppress(DdpProfError):
+        return bool(load_results(turns).runs)
+    return True  # ``ddp-prof results`` says what is wrong with it
+
+
 def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
     """Draw the timelines if they are older than a trace or the code; return whether this succeeded.
 
     Step and tail over bucket size, with the model of bucketing, are drawn from the turns.
     """
     index = figures / "index.html"
-    turns = [file for file in {trace.with_name(TURNS) for trace in traces} if file.exists()]
+    turns = [file for file in {trace.with_name(TURNS) for trace in traces} if file.exists() and has_rounds(file)]
     origins = [
         *traces,
         *turns,

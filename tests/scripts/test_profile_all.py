@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.benchmark.store import open_database
 from ddp_prof.errors import DdpProfError
 from ddp_prof.run_config import RunConfig
 from ddp_prof.variants import VARIANT_NAMES
@@ -58,6 +59,7 @@ def run(machine: Machine, **settings: str) -> tuple[int, list[str], list[str]]: 
         with (machine.folder / "calls").open("a") as calls:
             print("turns", *(config.label.replace(" ", "_") for config in configs), seconds, force, file=calls)
         if seconds == 13:
+            open_database(path).close()
             raise DdpProfError("too big")
         if "MASTER_PORT" in os.environ:
             raise DdpProfError("its port is taken")
@@ -136,8 +138,11 @@ def test_what_was_captured_is_trained_in_turns_and_both_are_drawn(machine: Machi
 
 def test_without_speedups_the_rest_is_there(machine: Machine) -> None:  # noqa: F811
     code, said, complaint = run(machine, VARIANTS="naive flat", TURNS_S="13")
-    assert (code, complaint) == (1, ["profile_all: no speed-ups in turns: too big", complaint[-1]])
+    expected = ["profile_all: no speed-ups in turns: too big", "profile_all: 1 of the steps above failed"]
+    assert (code, complaint) == (1, expected)
     assert "THE TABLE" in said
+    # The database is there, without a round: ddp-prof results failed, and so no timelines were drawn.
+    assert [call.split()[1] for call in machine.calls if call.startswith("ddp-prof")] == ["report", "compare"]
 
 
 def test_where_ranks_of_another_program_meet_is_of_no_concern(machine: Machine) -> None:  # noqa: F811
@@ -272,6 +277,15 @@ def test_the_environment_is_made_first(checkout: Checkout) -> None:
     checkout.program("python", 'echo "python $*" >>"$CALLS"; exit 7', checkout.root / ".venv/bin")
     assert checkout.run("profile_all.sh").returncode == 7
     assert checkout.calls == ["env train", "python scripts/profile_all.py"]
+
+
+def test_a_closed_output_is_no_file(checkout: Checkout) -> None:
+    """As of a daemon: ranks that train in turns failed, as there was nothing to write to."""
+    checkout.program("env.sh", "", checkout.root / "scripts")
+    checkout.program("python", 'readlink /proc/$$/fd/1 >>"$CALLS"', checkout.root / ".venv/bin")
+    command = ["bash", "-c", 'exec bash "$0" >&-', str(checkout.root / "profile_all.sh")]
+    subprocess.run(command, env=checkout.full_environment(), check=True)
+    assert checkout.calls == ["/dev/null"]
 
 
 def test_git_knows_nothing_of_what_it_makes(clone: Path) -> None:
