@@ -511,10 +511,11 @@ def last_bucket(run: RunEvidence) -> Finding | Abstained | None:
         return None
     tail_ns = cause.collective_ns // max(1, cause.ranks)
     cost_ns = min(tail_ns, blocking.typical_ns) if blocking else tail_ns
+    less = f"; the median step stands still for {milliseconds(cost_ns)}" if cost_ns < tail_ns else ""
     return Finding(
         "large last bucket",
-        f"{milliseconds(tail_ns)} of a typical step are the tail of the last bucket, of "
-        f"{size(cause.bytes or 0)}, after backward.",
+        f"{milliseconds(tail_ns)} of the typical step are the tail of the last bucket, of "
+        f"{size(cause.bytes or 0)}, after backward{less}.",
         f"{advice[:1].upper()}{advice[1:]}.",
         cost_ns=cost_ns,
         argument="bucket_cap_mb",
