@@ -86,6 +86,8 @@ way_out() {
     echo "make room in $venv and ${TMPDIR:-/tmp}, or set VENV and TMPDIR to folders with room"
   elif is_offline; then
     echo "connect, set HTTPS_PROXY or PIP_INDEX_URL, or install from a folder (WHEELS, see scripts/env.sh)"
+  elif grep -q 'Permission denied' "$log"; then
+    echo "set VENV to a folder of yours"
   else
     echo "see all of it with VERBOSE=1 scripts/env.sh"
   fi

@@ -163,6 +163,10 @@ ERROR: No matching distribution found for click>=8.4
             "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
             "(No space left on device): make room in {root}/.venv and /tmp, or set VENV and TMPDIR to folders with",
         ),
+        (
+            "ERROR: [Errno 13] Permission denied: 'x'",
+            "(ERROR: [Errno 13] Permission denied: 'x'): set VENV to a folder",
+        ),
         (IN_SUBPROCESS, "(ERROR: Can not combine '--user' and '--target'): see all of it with VERBOSE=1"),
         ("ERROR: something else", "(ERROR: something else): see all of it with VERBOSE=1 scripts/env.sh"),
     ],
