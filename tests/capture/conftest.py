@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.capture.__main__ import main
+from ddp_prof.capture.processes import process_namespace
 from ddp_prof.manifest import write_manifest
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.scripts.conftest import SYSTEM_PATH
@@ -90,6 +91,12 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it has ended
         return b""
+
+
+def needs_namespace() -> None:
+    """Skip the rest of a test where no process namespace can be made, as in a container without rights."""
+    if not process_namespace():
+        pytest.skip("no process namespace can be made here")
 
 
 @dataclass

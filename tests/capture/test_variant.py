@@ -15,7 +15,7 @@ import pytest
 
 from ddp_prof.capture import processes, variant
 from ddp_prof.capture.variant import NSYS_STARTS
-from tests.capture.conftest import NSYS, Machine, exported, is_sleeping, written_by_torch
+from tests.capture.conftest import NSYS, Machine, exported, is_sleeping, needs_namespace, written_by_torch
 from tests.waiting import ignores, is_running, wait_until
 
 THREE = ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
@@ -250,6 +250,8 @@ def test_a_limit_counts_the_run_and_nothing_else(machine: Machine) -> None:
 @pytest.mark.parametrize("name", ["TERM", "KILL"])
 @pytest.mark.parametrize("isolate", ["0", "1"])
 def test_who_was_ended_by_a_signal_is_told(machine: Machine, isolate: str, name: str) -> None:
+    if isolate == "1":
+        needs_namespace()
     machine.workload(f"echo noise; kill -{name} $$; sleep 60")
     code, _, complaint = machine.capture("overlap", ISOLATE=isolate)
     assert (code, len(complaint.splitlines())) == (1, 1)
@@ -398,6 +400,8 @@ def test_captures_wait_for_each_other(machine: Machine) -> None:
 @pytest.mark.parametrize("isolate", ["0", "1"])
 def test_signals_end_all_of_it_and_nothing_is_left(machine: Machine, isolate: str) -> None:
     """Not even a process that has left the family, as nsys's daemon does; and a second signal cuts nothing off."""
+    if isolate == "1":
+        needs_namespace()
     marker = 500_000 + os.getpid() + 100_000 * int(isolate)
     machine.workload(f'trap "" TERM; setsid sleep {marker} & touch "$FOLDER/began"; sleep {marker}; sleep {marker}')
     process = _start(machine, ISOLATE=isolate)

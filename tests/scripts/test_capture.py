@@ -19,6 +19,7 @@ import pytest
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.ingest.load import find_traces, load_trace
+from tests.capture.conftest import needs_namespace
 from tests.examples import IS_NIGHTLY
 
 pytestmark = [pytest.mark.nsys, pytest.mark.torch]
@@ -101,6 +102,7 @@ def test_nightly_a_torch_that_cannot_use_the_gpu_is_told(tmp_path: Path) -> None
 
 
 def test_the_capture_tells_nothing_of_the_users_environment(recorded: Recorded) -> None:
+    needs_namespace()
     for suffix in (".sqlite", ".nsys-rep"):
         content = (recorded.by_nsys / f"{recorded.variant}{suffix}").read_bytes()
         assert b"hush-hush" not in content

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.benchmark.store import open_database
+from ddp_prof.capture import variant
 from ddp_prof.errors import DdpProfError
 from ddp_prof.run_config import RunConfig
 from ddp_prof.variants import VARIANT_NAMES
@@ -115,6 +116,7 @@ def test_all_variants_in_the_order_of_the_story_and_once(machine: Machine) -> No
 
 def test_a_machine_without_process_namespaces_is_told_once(machine: Machine) -> None:  # noqa: F811
     machine.program("unshare", "exit 1")
+    variant._say_once.cache_clear()
     code, _, complaint = run(machine, VARIANTS="naive flat overlap", ISOLATE="1")
     assert (code, len(complaint)) == (0, 1)
     assert "no process namespace here" in complaint[0]
