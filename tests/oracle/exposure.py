@@ -126,7 +126,11 @@ def delays(rank: Rank, owner: Event, asked: int, every: list[Event]) -> tuple[in
     fed_at = input_end(rank, owner)
     if fed_at is not None and fed_at > free_from:
         return 0, 0, max(0, fed_at - max(asked, free_from))
-    of_graph = [e.end for e in rank.events if e.call == owner.call is not None and e.category != Category.COMMUNICATION]
+    of_graph = [
+        e.end
+        for e in rank.events
+        if e.launched_by == owner.launched_by is not None and e.category != Category.COMMUNICATION
+    ]
     fed_by_graph = max((end for end in of_graph if end <= owner.start), default=LONG_AGO)
     queue, either, idle, time = 0, 0, 0, owner.start - 1
     while time >= asked and idle <= BACK_TO_BACK:

@@ -60,6 +60,8 @@ class Event:
     """The operation by the name of the activity alone."""
     parts: list[Event] = field(default_factory=list)
     """Of an operation, what it consists of."""
+    launched_by: int | None = None
+    """The call that launched it, also of a copy whose range makes it one operation with others."""
     place: int | None = None
     """Of its launch among those of its process: by the call's number or, where a thread's numbers shrink, its time."""
 
@@ -581,12 +583,14 @@ def _device_events(recorded, process, steps, ranges, phases, device) -> list[Eve
     numbers_grow, first = _numbers_grow(trace), min(trace.calls.start_ns.tolist(), default=0) - 1
     for row in rows:
         launch, thread, call = _launch_of(trace, row)
+        launched_by = call
         if table.kind[row] == Kind.COPY and row in recorded.ranges:
             call = ("range", recorded.ranges[row])
         events[row] = Event(
             int(table.start_ns[row]), int(table.end_ns[row]), Category(int(table.category[row])), int(table.lane[row]),
             launch, thread, table.kind[row] == Kind.KERNEL, phase=_phase_at(phases, launch), call=call,
             operation=_operation_of(recorded, row), has_launch=launch is not None, does=_does(trace, row),
+            launched_by=launched_by,
             place=int(table.correlation[row]) if numbers_grow else launch and launch - first,
         )  # fmt: skip
     if not any(phase == "backward" for phase, _ in phases):
