@@ -19,7 +19,7 @@ from ddp_prof.capture import variant
 from ddp_prof.errors import DdpProfError
 from ddp_prof.run_config import RunConfig
 from ddp_prof.variants import VARIANT_NAMES
-from tests.capture.conftest import Machine, is_sleeping, machine  # noqa: F401  # a fixture
+from tests.capture.conftest import Machine, is_sleeping, machine, needs_namespace  # noqa: F401  # a fixture
 from tests.scripts.conftest import ROOT, Checkout
 from tests.waiting import ignores, is_running, wait_until
 
@@ -256,6 +256,7 @@ def test_ctrl_c_while_it_imports_is_one_line(tmp_path: Path) -> None:
 
 
 def test_killed_it_takes_the_capture_with_it(machine: Machine) -> None:  # noqa: F811
+    needs_namespace()
     marker = 600_000 + os.getpid()
     machine.workload(f"exec sleep {marker}")
     process = start(machine, ISOLATE="1")
