@@ -52,7 +52,7 @@ def main() -> int:
         sys.stdout.write(f"{outcome}: {arguments.database}\n")
         return 0 if outcome.is_good else 1
 
-    on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
+    on_stop = f"stopped: the finished runs, if any, are in {arguments.database}; the same command continues\n"
     return run_program("ddp_prof.benchmark.sweep", run, on_stop=on_stop)
 
 
