@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from ddp_prof.present.html.timeline_page import make_content, write_timeline_pag
 from ddp_prof.present.timeline.model import Timeline
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
+from tests.javascript import NODE
 from tests.nsys_factory import write_capture
 from tests.waiting import wait_until
 
@@ -303,6 +305,8 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
+    # The node that comes with Playwright needs libatomic, which a small Debian lacks.
+    os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(NODE))
     with sync_playwright() as running:
         browser = _launch(running)
         yield browser
