@@ -191,28 +191,28 @@ class RankOverlap(RankResult):
     comm_ns: int | None = column(
         "union of all communication",
         measure=lambda of: of.communication.length_ns,
-        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.COMMUNICATION,
+        needs=Hidden.WORK | Hidden.DURATIONS,
         stays=USUALLY,
         adds_up=True,
     )
     overlapped_ns: int | None = column(
         "communication with compute at the same time",
         measure=lambda of: of.overlapped_ns,
-        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS | Hidden.COMMUNICATION,
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         stays=WITH_ROOM,
         adds_up=True,
     )
     exposed_ns: int | None = column(
         "communication without compute at the same time",
         measure=lambda of: of.communication.length_ns - of.overlapped_ns,
-        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS | Hidden.COMMUNICATION,
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         stays=ALWAYS,
         adds_up=True,
     )
     backward_overlapped_ns: int | None = column(
         "communication with compute of backward at the same time",
         measure=lambda of: (of.communication & of.backward).length_ns if _knows_backward(of) else None,
-        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS | Hidden.COMMUNICATION,
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         null="no compute of backward is known, or in some steps it is not",
     )
     reason: str | None = column("why the overlap is not known", measure=lambda of: of.reason, null="it is")
@@ -545,15 +545,17 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     if comm_ns == 0 and communicates and not hides_graphs(rank):
         of_rank = Hidden.DURATIONS  # in warm-up steps, too
     elif comm_ns == 0 and reason not in (None, NO_COMMUNICATION):
-        of_rank, of_steps = Hidden.COMMUNICATION, of_steps | Hidden.COMMUNICATION
+        of_steps |= Hidden.COMMUNICATION
     if reason in NOT_TIMED:
+        # Sums over the rank are of what was recorded; what a step communicated is not known.
         return of_rank, Hidden.LAUNCHES | Hidden.WORK
     if rank.hides_waits:
         # Whether the host computed or waited while it communicated is not known.
         return of_rank | Hidden.WAITS, of_steps | Hidden.WAITS
     if hides_graphs(rank):
-        # What a graph computed, and whether it hid communication or copies, is not known.
-        return of_rank | Hidden.GRAPHS, of_steps | Hidden.GRAPHS
+        # What a graph computed, and whether it hid communication or copies, is not known. Where nothing communicates,
+        # the figures of the rank need nothing of that.
+        return Hidden.GRAPHS if comm_ns else Hidden.NOTHING, of_steps | Hidden.GRAPHS
     if hides_work(rank):
         # While a kernel without a name runs, it is not known what the device does.
         return of_rank, of_steps | Hidden.NAMES

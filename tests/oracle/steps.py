@@ -215,7 +215,7 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
     }
     if (hides_graphs(rank) or hides_waits(rank)) and every:
         known |= dict.fromkeys(("overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
-    if takes_no_time(rank) or is_unseen(rank):
+    if takes_no_time(rank):
         known |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
     if hides_waits(rank):
         known["compute_ns"] = None

@@ -33,7 +33,7 @@ from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.why_unknown import (
     GRAPHS,
-    NO_COMMUNICATION,
+    NO_DURATIONS,
     NOT_TIMED,
     has_no_usable_events,
     hides_graphs,
@@ -225,7 +225,7 @@ def measure_rank_use(rank: RankEvents) -> RankUse:
     """Return how the device of a rank spent its time."""
     communicates = rank.union_of(Category.COMMUNICATION).length_ns > 0
     is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_graphs(rank) and communicates)
-    is_unknown |= not communicates and why_unknown(rank) not in (None, NO_COMMUNICATION)
+    is_unknown |= why_unknown(rank) == NO_DURATIONS
     hidden = () if is_unknown else measure_hidden(rank)
     return RankUse(
         process=rank.process,

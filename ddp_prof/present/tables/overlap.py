@@ -93,7 +93,7 @@ def _rows(result: TraceOverlap, *, by_step: bool, most: int | None = None) -> li
             "device": "cpu" if rank.device is None and rank.reason != LOST else _number_of_device(rank),
         }
         of_step: Row = {"step": of.step} if isinstance(of, StepOverlap) else {}
-        rows.append({**identity, **of_step, **figures})
+        rows.append({**identity, **of_step, **figures, **_communication_not_recorded(rank, of)})
     return rows
 
 
@@ -244,3 +244,13 @@ def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
         for warning in overlap_notes(result):
             labels.setdefault(warning, []).append(result.label)
     return labels
+
+
+def _communication_not_recorded(rank: RankOverlap, of: RankOverlap | StepOverlap) -> Row:
+    """Return the times of communication as unknown, if what communicated was not recorded; else an empty row.
+
+    Without this, the table would show zeros.
+    """
+    if rank.reason not in (None, NO_COMMUNICATION) and not of.comm_ns:
+        return {"comm_ms": None, "overlapped_ms": None, "exposed_ms": None}
+    return {}
