@@ -129,8 +129,9 @@ def _count_independent(values: Numbers) -> float:
     """Return how many independent units tell as much about a mean as these, which follow each other; at least three.
 
     If each of n units has the correlation r with the next one and no other memory (an autoregressive process of first
-    order), they tell as much as ``n (1 - r) / (1 + r)``: 25 with r = 0.6 are like 6. Units that alternate are not
-    counted as more than there are.
+    order), they tell as much as ``n (1 - r) / (1 + r)`` (G. Bayley and J. Hammersley, Supplement to the Journal of the
+    Royal Statistical Society 8, 1946): 25 with r = 0.6 are like 6. Units that alternate are not counted as more than
+    there are.
     """
     count, off = len(values), values - values.mean()
     spread = float((off**2).sum())
