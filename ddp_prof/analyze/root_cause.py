@@ -222,27 +222,20 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     # The culprit on all ranks, on the first of them (`one`), and where it is there.
     own = [collective for collective in step if _match_key(collective) == culprit]
     one = own[0]
-    are_gradients = [
-        bool(carries)
-        for of_run, own_rows in zip(run.ranks, rows, strict=True)
-        for carries in carry_gradients(of_run)[own_rows]
-    ]
+    are_gradients = _carry_gradients(run, rows)
     at = step.index(one)
     rank, row = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank][at]
     # The collectives of its rank, since ranks may have different numbers of them.
     mine = [collective for collective in step if collective.step_identity == one.step_identity]
-    # The collectives of all ranks with its operation, and the position of the last of them in each pass.
-    same = [collective for collective in step if collective.op == one.op]
-    last = _last_of_passes(same)
+    same = [collective for collective in step if collective.op == one.op]  # of all ranks
     # Those of them that reduce gradients but do not vote, those on its rank, and those of its pass there.
-    gradients = [each for each, carries in zip(step, are_gradients, strict=True) if carries and each.op == one.op]
-    gradients = [each for each in gradients if not _is_vote(each, one)]
-    last_gradients = _last_of_passes(gradients)
+    reducing = [each for each, carries in zip(step, are_gradients, strict=True) if carries]
+    gradients = [each for each in reducing if each.op == one.op and not _is_vote(each, one)]
     of_rank = [each for each in gradients if each.step_identity == one.step_identity]
     of_pass = [each for each in of_rank if _pass_key(each) == _pass_key(one)]
+    # The position of the last one of `same`, and of `gradients`, in each pass.
+    last, last_gradients = _last_of_passes(same), _last_of_passes(gradients)
     sizes = {collective.bytes for collective in own if collective.bytes is not None}
-    leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
-    ends_on_rank = {each.backward_end_ns for each in own if each.step_identity == one.step_identity}
     late = _find_late(skew, typical)
     return RootCause(
         step=one.step,
@@ -268,8 +261,8 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         bytes=sizes.pop() if len(sizes) == 1 else None,  # those of an all-to-all differ between ranks
         parameters=_parameter_names(run.manifest, one.bucket),
         alike=find_alike_times(run, one.op) if one.op else None,
-        lead_ns=round(median(leads)) if leads else None,
-        lead_passes=len(ends_on_rank),
+        lead_ns=_lead_ns(own),
+        lead_passes=len({each.backward_end_ns for each in own if each.step_identity == one.step_identity}),
         has_launch=one.launch_ns is not None,
         carries_gradients=are_gradients[at],
         knows_wait=all(collective.exposed_wait_ns is not None for collective in own)
@@ -294,6 +287,18 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         follows_another=_follows_another(run.ranks[rank].timings, rows[rank], row),
         held_up_ns=round(median(_held_up_ns(collective, step) for collective in own)),
     )
+
+
+def _carry_gradients(run: RunAnalysis, rows: Sequence[Ints]) -> list[bool]:
+    """Return for each collective of a step whether it seems to reduce gradients; ``rows`` are those of each rank."""
+    of_ranks = [carry_gradients(rank)[own] for rank, own in zip(run.ranks, rows, strict=True)]
+    return [bool(carries) for of_rank in of_ranks for carries in of_rank]
+
+
+def _lead_ns(collectives: Sequence[Collective]) -> int | None:
+    """Return :attr:`RootCause.lead_ns` of a collective, given as it is on each rank and in each pass."""
+    leads = [lead for one in collectives if (lead := one.before_backward_end_ns) is not None]
+    return round(median(leads)) if leads else None
 
 
 def _follows_another(timings: CollectiveTimings, rows: Ints, row: int) -> bool:
