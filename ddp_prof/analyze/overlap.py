@@ -589,13 +589,11 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
-        missing=_merge_missing([(names[result.trace], result.missing) for result in results], _have_device(results)),
+        missing=_merge_missing(
+            [(names[result.trace], result.missing) for result in results],
+            has_device=any(rank.device is not None for rank in ranks),
+        ),
     )
-
-
-def _have_device(results: Sequence[TraceOverlap]) -> bool:
-    """Return whether work of a device was recorded in one of the files, so that the job did not run on CPUs."""
-    return any(rank.device is not None for result in results for rank in result.ranks)
 
 
 def _merge_missing(files: Sequence[tuple[str, str | None]], has_device: bool) -> str | None:
