@@ -121,7 +121,7 @@ def _widen(units: int, independent: float) -> float:
     return math.sqrt(units / (independent - 1)) * student_t(units - 1) / _NORMAL_975
 
 
-_LEAST_FOR_LIKENESS = 8
+LEAST_FOR_LIKENESS = 8
 """The least number of units of which likeness is told; fewer are taken as independent."""
 
 
@@ -135,7 +135,7 @@ def _count_independent(values: Numbers) -> float:
     """
     count, off = len(values), values - values.mean()
     spread = float((off**2).sum())
-    if count < _LEAST_FOR_LIKENESS or not spread > 0:  # nor if a value is not a number
+    if count < LEAST_FOR_LIKENESS or not spread > 0:  # nor if a value is not a number
         return count
     like = max(0.0, float((off[1:] * off[:-1]).sum()) / spread)
     return max(LEAST_STEPS, count * (1 - like) / (1 + like))

@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_prof.analyze.statistics import LEAST_FOR_LIKENESS
+
 FIGURES = {
     "step_ns": "step",
     "comm_ns": "communication",
@@ -48,8 +50,6 @@ _ROUNDING = 1e-9
 """Differences that are equal but for rounding, by this fraction, count as equal."""
 LEAST_SHARE = 0.02
 """A change must be at least this fraction of the step."""
-_LEAST_FOR_LIKENESS = 8
-"""The least number of measurements of which likeness is told; fewer are taken as independent."""
 _MOST_LIKENESS = 0.95
 """Measurements that resemble each other more are a drift, in which no level can be told from another."""
 MOST_POINTS = 200
@@ -161,7 +161,7 @@ def _without_likeness(values: Floats, inside: NDArray[np.bool_]) -> Floats:
     """
     centred: Floats = values - values.mean(axis=0)
     count = len(centred)
-    if count < _LEAST_FOR_LIKENESS:
+    if count < LEAST_FOR_LIKENESS:
         return centred
     left = centred - np.where(inside[:, None], centred[inside].mean(axis=0), centred[~inside].mean(axis=0))
     spread = float((left**2).sum())

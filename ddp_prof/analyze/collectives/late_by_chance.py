@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ddp_prof.analyze.statistics import LEAST_FOR_LIKENESS
 from ddp_prof.table import count_before
 from ddp_prof.trace import Ints, Mask
 
@@ -20,10 +21,6 @@ CHANCE, CHANCE_OF_COSTLY = 0.05, 0.02
 
 Of 1,500 drawn runs of 2 to 64 equal ranks with 6 to 50 steps, at most 5 in 100 had one by either test.
 """
-
-
-_LEAST_FOR_LIKENESS = 8
-"""The least number of steps of which likeness is told; fewer are taken as independent."""
 
 
 def find_straggler(last: Sequence[int] | Ints, ranks: int, chance: float = CHANCE) -> int | None:
@@ -89,7 +86,7 @@ def _as_independent(hits: int, labels: Ints) -> tuple[int, int]:
     26 of 100 if likeness is not counted; in 20 steps 20 and 22, as these seldom tell likeness from a change.
     """
     steps = len(labels)
-    if steps < _LEAST_FOR_LIKENESS:
+    if steps < LEAST_FOR_LIKENESS:
         return hits, steps
     by_chance = _alike_by_chance(labels)
     if by_chance == 1:
