@@ -66,6 +66,16 @@ def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str]
     return " + ".join([label, *extras])
 
 
+def without_folder(label: str) -> str:
+    """Return the label of a run without the folder that tells it from another run: ``naive`` for ``before/naive``."""
+    return label.rpartition("/")[2]
+
+
+def is_baseline(label: str) -> bool:
+    """Return whether the label of a run is that of the baseline, in whichever folder."""
+    return without_folder(label) == BASELINE
+
+
 def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return short labels of options that change a variant: ``bf16``, ``no communication hook``.
 

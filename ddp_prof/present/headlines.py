@@ -15,7 +15,7 @@ from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, V
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.columns import milliseconds, percent
 from ddp_prof.present.text import count_noun
-from ddp_prof.variants import BASELINE
+from ddp_prof.variants import is_baseline
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.cost import Bounds, Cost
@@ -280,7 +280,7 @@ def hidden_shares_text(shares: Sequence[tuple[str, float | None]]) -> str:
 
 def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     """Return sentences on which run hides most and which is fastest; empty without a baseline among the runs."""
-    base = next((summary for summary in summaries if summary.speedup == 1 and summary.label == BASELINE), None)
+    base = next((summary for summary in summaries if summary.speedup == 1 and is_baseline(summary.label)), None)
     others = [summary for summary in summaries if summary is not base and summary.speedup]
     known = [summary for summary in others if summary.overlap_ratio is not None]
     if base is None or not known:
@@ -307,7 +307,7 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
 
 def other_job_texts(summaries: Sequence[VariantSummary]) -> list[str]:
     """Say for each run of another job than that of the baseline, or else of the first run, what differs."""
-    against = next((run.label for run in summaries if run.label == BASELINE), summaries[0].label if summaries else "")
+    against = next((run.label for run in summaries if is_baseline(run.label)), summaries[0].label if summaries else "")
     return [f"{run.label} is another job than {against}: {run.other_job}" for run in summaries if run.other_job]
 
 

@@ -187,12 +187,12 @@ def _tell_apart(runs: Sequence[Run]) -> None:
     """Add the folder to the labels of runs that have the same label, as in ``before/train`` and ``after/train``.
 
     In one folder, the names of the files are the labels: ``x.rank0.json`` and ``x.rank1.json``. A run with a
-    ``run.json`` keeps its label: it is the name of its variant, by which a baseline is found.
+    ``run.json`` has the label of its variant, by which a baseline is found: there the file stands in place of the
+    folder, as in ``again.sqlite/naive``.
     """
     by_label: dict[str, list[Run]] = {}
     for run in runs:
-        if run.manifest is None:
-            by_label.setdefault(run.label, []).append(run)
+        by_label.setdefault(run.label, []).append(run)
     for alike in by_label.values():
         folders = [run.files[0].absolute().parent for run in alike]
         if len(set(folders)) == len(alike) > 1:
@@ -203,7 +203,8 @@ def _tell_apart(runs: Sequence[Run]) -> None:
             names = distinct_ends([run.files[0].absolute() for run in alike])
             for run in alike:
                 more = f" and {len(run.files) - 1} more" if len(run.files) > 1 else ""
-                run.file_name = f"{names[run.files[0].absolute()]}{more}"
+                name = f"{names[run.files[0].absolute()]}{more}"
+                run.folder, run.file_name = (name, "") if run.manifest else ("", name)
 
 
 def find_files(paths: Iterable[Path | str]) -> list[Path]:

@@ -108,7 +108,8 @@ class Run:
         workers: The processes that read the files.
         measured: For each file, the results of its measures so far, by the names in ``report.MEASURES``.
         made: The results that were made from measures of all files so far, by the names in ``_MADE_OF``.
-        folder: Name of its folder, if a run of another folder has the same label; else empty.
+        folder: What stands before its label, if another run has the same: the name of its folder, or of its first file
+            if that other run, of the same variant, is in the same folder; else empty.
         file_name: Name of its first file, and how many others there are, if runs of one folder share a label; else
             empty.
         place: Position of its first file in the run that it may become a part of, while runs are loaded; else 0.

@@ -11,8 +11,10 @@ import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, load_runs
 from ddp_prof.analyze import overlap
+from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.tables.collectives import collectives_view
+from ddp_prof.present.tables.compare import how_to_read
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.present.tables.skew import skew_view
@@ -66,6 +68,34 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(
     runs = load_runs([tmp_path / folder for folder in folders])
     assert [run.label for run in runs] == labels
     assert [run.overlap().label for run in runs] == [run.analysis().label for run in runs] == labels
+
+
+def _copy_of_naive(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(TRACES / "naive.sqlite", path)
+    shutil.copy(TRACES / "naive.run.json", path.with_suffix(".run.json"))
+
+
+@pytest.mark.parametrize(
+    ("files", "labels"),
+    [
+        (("before/naive", "after/naive"), ["before/naive", "after/naive"]),
+        (("naive", "again"), ["naive.sqlite/naive", "again.sqlite/naive"]),
+    ],
+)
+def test_two_runs_of_one_variant_are_told_apart_and_the_first_is_the_baseline(
+    files: tuple[str, str], labels: list[str], tmp_path: Path
+) -> None:
+    """What changed was told "from naive to naive"."""
+    paths = [tmp_path / f"{name}.sqlite" for name in files]
+    for path in paths:
+        _copy_of_naive(path)
+    runs = load_runs(paths)
+    assert [run.label for run in runs] == labels
+    summaries = compare_variants([run.overlap() for run in runs], manifests=[run.manifest for run in runs])
+    assert [summary.speedup for summary in summaries] == [1, 1]
+    assert [summary.supported for summary in summaries] == [None, False]
+    assert f"speedup: over {labels[0]}," in how_to_read(summaries)
 
 
 def test_files_that_all_say_to_be_rank_0_are_kept_apart_with_a_word(tmp_path: Path) -> None:

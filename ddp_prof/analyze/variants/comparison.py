@@ -19,7 +19,7 @@ from ddp_prof.analyze.variants.regression_gate import find_differences
 from ddp_prof.analyze.why_unknown import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Hidden, column, derived
 from ddp_prof.manifest import Manifest
-from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
+from ddp_prof.variants import UNKNOWN_VARIANT, VARIANTS, is_baseline, without_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ def compare_variants(
         manifests: The ``run.json`` of each run; ``None`` for a run without one.
     """
     summaries = tuple(replace(_summarize(result), turns_ns=(turns or {}).get(result.trace, {})) for result in results)
-    base = next((position for position, summary in enumerate(summaries) if summary.label == BASELINE), None)
+    base = next((position for position, summary in enumerate(summaries) if is_baseline(summary.label)), None)
     reference, settings = base or 0, [*manifests] or [None] * len(results)
     differing = [
         find_differences(result, results[reference], own, settings[reference])
@@ -330,7 +330,7 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
         return replace(run, speedup=1.0, speedup_from=CAPTURES)
     gained_ns = before_ns - after_ns
     compute_before_ns, compute_after_ns = _compute_ns(naive), _compute_ns(run)
-    computes_alike = VARIANTS.get(run.label.partition(" ")[0], UNKNOWN_VARIANT).computes_as_naive
+    computes_alike = VARIANTS.get(without_folder(run.label).partition(" ")[0], UNKNOWN_VARIANT).computes_as_naive
     if computes_alike and compute_before_ns is not None and compute_after_ns is not None:
         # Idle time does not count as such a cause: the gaps between blocking collectives belong to the variant.
         by_compute_ns = compute_before_ns - compute_after_ns

@@ -32,7 +32,7 @@ from ddp_prof.present.headlines import cost_text, other_job_texts
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
 from ddp_prof.present.text import collective_name, count_noun
-from ddp_prof.variants import BASELINE, BUCKETED
+from ddp_prof.variants import BUCKETED, is_baseline, without_folder
 
 HOW_TO_READ = (
     "times are medians over the steps of all ranks; those of communication over the steps that communicate; "
@@ -68,13 +68,13 @@ def compare_view(
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
     notes = [how_to_read(summaries), recorders if "ed by nsys" in recorders else f"recorded by {recorders}"]
     # Why runs have no speed-up, or none that the measurements support.
-    base = next((summary for summary in summaries if summary.label == BASELINE), None)
+    base = next((summary for summary in summaries if is_baseline(summary.label)), None)
     other = [summary.label for summary in summaries if base and summary.device != base.device]
-    if other:
-        notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")
+    if base and other:
+        notes.append(f"no speedup of {', '.join(other)}: {base.label} ran on another device")
     of_other_jobs = [one for one in summaries if one.other_job and one.label not in other]
     if base:
-        notes += [f"no speedup of {one.label}: {BASELINE} is another job, {one.other_job}" for one in of_other_jobs]
+        notes += [f"no speedup of {one.label}: {base.label} is another job, {one.other_job}" for one in of_other_jobs]
     else:
         notes += other_job_texts(summaries)
     for cause in dict.fromkeys(filter(None, (summary.confounded_by for summary in summaries))):
@@ -87,7 +87,9 @@ def compare_view(
     in_turns = [run for run in summaries if not run.other_job and base and base.speedup_from == TURNS]
     if missing := [run.label for run in in_turns if run.speedup is None]:
         notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")
-    if whole := [run.label for run in summaries if run.label.startswith(f"{BUCKETED} ") and run.collectives == 1]:
+    if whole := [
+        run.label for run in summaries if without_folder(run.label).startswith(f"{BUCKETED} ") and run.collectives == 1
+    ]:
         notes.append(f"{whole[0]}: one bucket holds all gradients, so that any larger size gives the same")
     if len(summaries) <= _FEW_RUNS:  # for more runs, only the columns tell it
         notes += [f"cost, {', '.join(labels)}: {text}" for text, labels in _cost_texts(summaries, costs).items()]
@@ -124,11 +126,12 @@ def how_to_read(summaries: Iterable[VariantSummary]) -> str:
     known = [summary for summary in summaries if summary.speedup is not None]
     if not known:
         return HOW_TO_READ
+    baseline = next(run.label for run in known if is_baseline(run.label))
     if known[0].speedup_from != TURNS:
-        return f"{HOW_TO_READ}; speedup: over {BASELINE}, of captures that were made one after another; {EACH_ALONE}"
+        return f"{HOW_TO_READ}; speedup: over {baseline}, of captures that were made one after another; {EACH_ALONE}"
     rounds = count_noun(max(len(summary.turns_ns) for summary in known), "round")
     return (
-        f"{HOW_TO_READ}; speedup: over {BASELINE}, of training in turns without a profiler, ±: half of the 95 % "
+        f"{HOW_TO_READ}; speedup: over {baseline}, of training in turns without a profiler, ±: half of the 95 % "
         f"interval over {rounds}, each with new ranks; {EACH_ALONE}; all other columns are of the captures"
     )
 
