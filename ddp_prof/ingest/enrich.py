@@ -177,7 +177,11 @@ def close_open_ranges(trace: Trace) -> Trace:
     return replace(trace, spans=replace(spans, end_ns=np.where(is_open, last, spans.end_ns)))
 
 
-_LAUNCH = re.compile(r"(?:cu|cuda|hip|musa)(?:\w*Launch\w*Kernel|GraphLaunch|Launch(?:Grid)?(?:_|$))")
+_LAUNCH = re.compile(
+    r"(?:cu|cuda|hip|musa)(?:\w*Launch\w*Kernel|GraphLaunch|Launch(?:Grid)?(?:_|$))"
+    # Intel (SYCL's adapters, Level Zero), Ascend, MetaX, Enflame.
+    r"|(?:ur|pi)Enqueue\w*KernelLaunch|zeCommandListAppendLaunch\w*Kernel|(?:aclrt|mc|tops)\w*LaunchKernel"
+)
 _CAPTURE = re.compile(r"(?:cu|cuda|hip|musa)Stream(Begin|End)Capture")
 _PEER_COPY = re.compile(r"(?:cu|cuda|hip|musa)Memcpy(?:3D)?Peer")
 
@@ -193,7 +197,7 @@ class CallKind(IntEnum):
 
 
 def kind_of_call(name: str) -> CallKind:
-    """Return what a call of CUDA, HIP or MUSA with this name does."""
+    """Return what a call of CUDA, or of another device's runtime, with this name does."""
     if found := _CAPTURE.match(name):
         return CallKind.BEGIN_CAPTURE if found[1] == "Begin" else CallKind.END_CAPTURE
     if _PEER_COPY.match(name):
