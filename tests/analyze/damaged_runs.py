@@ -49,7 +49,7 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
         patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
         # Four reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
-        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_blocks"):
+        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(recording, rule, lambda *_: False)
         # Where no copy is left of calls for copies, those may have taken any time: core/test_blocking.py has a test.
         patch.setattr(RankEvents, "lacks_copies", False)

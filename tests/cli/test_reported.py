@@ -120,6 +120,19 @@ def lost_first_launches() -> Capture:
     return changed(unnamed, lambda place, one: replace(one, launch=None if 8 <= place < 11 else one.launch))
 
 
+def lost_collectives() -> Capture:
+    """The all-reduce of a step in the middle is lost, with its call."""
+    numbered = [replace(one, number=100 + place) for place, one in enumerate(usual(6).kernels)]
+    return replace(usual(6), kernels=[one for place, one in enumerate(numbered) if place != 14])
+
+
+def lost_on_another_accelerator() -> Capture:
+    """Intel's GPU: all kernels of two steps in the middle are lost."""
+    return changed(
+        usual(6), lambda place, one: replace(one, call="urEnqueueKernelLaunch", is_lost=place // 4 in (2, 3))
+    )
+
+
 def lost_launches() -> Capture:
     """The launches of a step are lost; its kernels, and calls that record events, have numbers of that step."""
     numbered = changed(
@@ -466,6 +479,14 @@ CASES = {
     "the first launches of a step lost": Reported(
         "", lost_first_launches, (2000, 1000, 1000), says=("step 2 left out: .* recorded only in part",),
         says_not=("steps that communicate",),
+    ),
+    "the collectives of a step lost": Reported(
+        "", lost_collectives, HALF, says=("step 3 left out: .* recorded only in part",),
+        says_not=("steps that communicate",),
+    ),
+    "steps lost on another accelerator": Reported(
+        "", lost_on_another_accelerator, (1600, 800, 800), 4, says=("steps 2, 3 .* left out: 8 of 8 launches",),
+        says_not=("steps that communicate",), formats=("kineto",),
     ),
     "the launches of a step lost": Reported(
         "", lost_launches, (1600, 800, 800), 4, says=("step 2 left out: no launch was recorded in it",),

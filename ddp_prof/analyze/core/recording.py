@@ -17,9 +17,9 @@ may lose the calls, too, for example if its buffer keeps the last ones only. So 
 launch was recorded in it although other steps launch, or if a part of its launches seems to be lost: it launches
 nothing in a phase in which all other steps launch, or it lies beside a step without launches and has fewer than any
 other, or it has fewer than any other and work whose number lies between those of its calls and is that of none, or it
-is the first or the last one and launches much less than the others, which launch the same, or it lacks a block of
-what most steps launch, over which the numbers of its calls jump; or if it has fewer nodes of CUDA graphs than most
-steps that launch as much.
+is the first or the last one and launches much less than the others, which launch the same, or it lacks some of what
+most steps launch, where the numbers of its calls jump as far as over it in those steps; or if it has fewer nodes of
+CUDA graphs than most steps that launch as much.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
 times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
@@ -70,7 +70,7 @@ LEAST_ALIKE = 3
 incomplete."""
 
 _MOST_COMPARED = 64
-"""Largest number of steps with which one that lacks a block of launches is compared."""
+"""Largest number of steps with which one that lacks some launches is compared."""
 
 MICROSECOND_NS = 1000
 
@@ -232,7 +232,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_partial |= _are_cut_off(step_launches, step_collectives, step_ends)
     is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
-    is_partial |= _lack_blocks(trace, process, steps, step_launches)
+    is_partial |= _lack_launches(trace, process, steps, step_launches)
     step_lost = _count(of_lost, len(steps))
     if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
         step_lost[:] = 0
@@ -404,12 +404,16 @@ def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
     return found
 
 
-def _lack_blocks(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
-    """Return which steps lack a block of calls together with the work that these launched.
+def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
+    """Return which steps lack calls together with the work that these launched.
 
-    Most steps launch as much, and the step launches the same work but for a block, over which the numbers of its calls
-    jump further than anywhere in those steps. A step that launches less, such as one of fewer micro-batches, has no
-    such jump.
+    Most steps launch as much, and the step launches the same but for what it lacks, where the numbers of its calls jump
+    as far as over these launches in any of those steps. A step that launches less by itself, such as one of fewer
+    micro-batches, uses up fewer numbers::
+
+        numbers of a step      1a 2b 4c 5d 7e          3 and 6 are of calls that launch nothing
+        of one with losses     8a   11c   14e          b and d are lost
+        of one without b, d    8a   10c   12e
     """
     found = np.zeros(len(steps), np.bool_)
     counts, times = np.unique(step_launches[step_launches > 0], return_counts=True)
@@ -430,19 +434,46 @@ def _lack_blocks(trace: Trace, process: int, steps: Steps, step_launches: Ints) 
     order = np.lexsort((activities.start_ns[rows], activities.correlation[rows], step))
     begins = np.searchsorted(step[order], np.arange(len(steps) + 1))
     of_steps = [rows[order[begin:end]] for begin, end in pairwise(begins.tolist())]  # in the order of numbers
-    whole = [of_steps[at] for at in compared.tolist()]
-    jumps = [np.diff(activities.correlation[one]).max(initial=0) for one in whole]
-    names = activities.name_id[whole[0]]
+    names = activities.name_id[of_steps[compared[0]]]
+    alike = [at for at in compared.tolist() if np.array_equal(activities.name_id[of_steps[at]], names)]
+    usual_numbers = np.stack([activities.correlation[of_steps[at]] for at in alike])
     for at in asked.tolist():
-        own, numbers = activities.name_id[of_steps[at]], activities.correlation[of_steps[at]]
-        lost = len(names) - len(own)
-        if lost <= 0 or len(own) < 2:
-            continue
-        behind = int(np.diff(numbers).argmax()) + 1  # the first one behind the widest jump
-        jumps_far = numbers[behind] - numbers[behind - 1] > max(lost, *jumps)
-        is_rest = np.array_equal(own, np.delete(names, np.s_[behind : behind + lost]))
-        found[at] = jumps_far and is_rest
+        own = of_steps[at]
+        found[at] = _lacks_some(activities.name_id[own], activities.correlation[own], names, usual_numbers)
     return found
+
+
+def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: Ints) -> bool:
+    """Return whether a step lacks some of what other steps launch; see :func:`_lack_launches`.
+
+    Args:
+        names: Names of what the step launches, in the order of its calls.
+        numbers: Numbers of these calls.
+        usual_names: Names of what each of the other steps launches.
+        usual_numbers: Numbers of these calls, a row per step.
+    """
+    usual, widest = usual_names.tolist(), np.diff(usual_numbers).max(axis=0, initial=0).tolist()
+    if not len(names) or names[0] not in usual:
+        return False
+    place, own_jumps, usual_jumps = usual.index(names[0]), 0, np.zeros(len(usual_numbers), np.int64)
+    for name, jump in zip(names[1:].tolist(), np.diff(numbers).tolist(), strict=True):
+        is_next = place + 1 < len(usual) and usual[place + 1] == name
+        if is_next and jump <= widest[place]:
+            place += 1
+            continue
+        # Else some may be lost: it is the first one of its name that is as far away in the other steps.
+        over = usual_numbers - usual_numbers[:, place, None]
+        is_it = (usual_names == name) & (over.max(axis=0) >= jump)
+        is_it[: place + 1] = False
+        if is_it.any():
+            behind = int(is_it.argmax())
+            own_jumps, usual_jumps = own_jumps + jump, usual_jumps + over[:, behind]
+            place = behind
+        elif is_next:  # the numbers of other calls jump further than elsewhere
+            place += 1
+        else:
+            return False
+    return bool(own_jumps and own_jumps >= usual_jumps.max())
 
 
 def _count_nodes(trace: Trace, process: int, steps: Steps) -> Ints:
