@@ -38,7 +38,8 @@ KINDS = {
     "normalization": r"norm_|_norm|cudnn::bn_|batchnorm",
     "layout": r"nchwToNhwc|nhwcToNchw|transpose|permute|copy_kernel|CatArray",
     "convolution": r"conv(?!er[st])|wgrad|dgrad|fprop|winograd|cudnn",
-    "matrix product": r"gemm|gemv|cutlass|cublas|nvjet|^bmm_|_mm_|dot_kernel",
+    # The library FBGEMM also looks up embeddings, and a type of CUTLASS is no matrix product.
+    "matrix product": r"(?<!fb)gemm|gemv|cutlass(?!::\w+_t\b)|cublas|nvjet|^bmm_|_mm_|dot_kernel",
     "embedding": r"embedding|index|gather|scatter",
     "reduction": r"reduce|softmax|triton_red|triton_per",
     "elementwise": r"elementwise|triton_poi|dropout|fill",
