@@ -208,16 +208,17 @@ def _name_late_hosts(
         run: The run.
         late: For each rank, how long its host is late in a typical step, in nanoseconds.
         whole: For each rank, the time of which that is a part, such as the length of a step.
-        evidence: The text of the finding, with two placeholders for the rank that is late most, as the others wait for
-            it: percentage and time.
+        evidence: The text of the finding, with placeholders for the rank that is late most, as the others wait for it:
+            ``share`` and ``time``, and ``of_rank``, its name where there are several.
         advice: What to do about it.
     """
     of_ranks = zip(run.analysis.ranks, late, whole, strict=True)
     found = [(ns, ns / length, rank.name) for rank, ns, length in of_ranks if length and ns >= _HOST_SHARE * length]
     if not found:
         return None
-    cost, share, _ = max(found)
-    text = evidence.format(percent(share), milliseconds(cost))
+    cost, share, name = max(found)
+    of_rank = f" of {name}" if len(run.analysis.ranks) > 1 else ""
+    text = evidence.format(share=percent(share), time=milliseconds(cost), of_rank=of_rank)
     return Finding("launch-bound host", text, advice, tuple(name for *_, name in found), (), cost)
 
 
@@ -228,8 +229,8 @@ def _idle_between_steps(run: RunEvidence) -> Finding | None:
     between = [median_or_zero(facts.between_ns) for facts in run.facts_of_steps]
     whole = [ns + median_or_zero(rank.lengths_ns) for ns, rank in zip(between, run.overlap.ranks, strict=True)]
     evidence = (
-        "{} of the time from step to step, {}, lies between the ranges of steps. Nothing recorded runs in it, and the "
-        "length of a step does not contain it."
+        "{share} of the time from step to step{of_rank}, {time}, lies between the ranges of steps. Nothing recorded "
+        "runs in it, and the length of a step does not contain it."
     )
     return _name_late_hosts(run, between, whole, evidence, _LOAD_AHEAD)
 
@@ -241,7 +242,8 @@ def _starved_devices(run: RunEvidence) -> Finding | None:
         median_or_zero(rank.lengths_ns or [step.window_ns or 0 for step in rank.steps]) for rank in run.overlap.ranks
     ]
     whole = "a typical step" if run.analysis.has_steps else "the capture"
-    evidence = f"For {{}} of {whole}, {{}}, the device was idle and its next work was not launched yet."
+    found = "the device was idle and its next work was not launched yet."
+    evidence = f"For {{share}} of {whole}{{of_rank}}, {{time}}, {found}"
     return _name_late_hosts(run, starved, lengths, evidence, _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS)
 
 
@@ -256,8 +258,8 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
     outside = [median_or_zero(facts.outside_ns) for facts in run.facts_of_steps]
     lengths = [median_or_zero(rank.lengths_ns) for rank in run.overlap.ranks]
     evidence = (
-        "{} of a typical step, {}, lies outside of forward, backward, synchronize, optimizer and communication: no "
-        "range tells what the host does then, such as loading data."
+        "{share} of a typical step{of_rank}, {time}, lies outside of forward, backward, synchronize, optimizer and "
+        "communication: no range tells what the host does then, such as loading data."
     )
     return _name_late_hosts(run, outside, lengths, evidence, _LOAD_AHEAD)
 

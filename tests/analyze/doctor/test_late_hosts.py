@@ -68,3 +68,12 @@ def test_each_rank_whose_host_is_late_is_named(tmp_path: Path, slow: tuple[int, 
     (run,) = load_runs(write_capture(tmp_path / "x.sqlite", slow_hosts(slow)))
     (finding,) = [one for one in run.doctor().findings if one.rule == "launch-bound host"]
     assert finding.ranks == tuple(f"rank {rank}" for rank in slow)
+
+
+def test_where_no_waits_are_recorded_the_rank_is_named_whose_time_is_given(tmp_path: Path) -> None:
+    """'For 40 % of a typical step, 7.17 ms' was said of eight ranks whose typical step takes 14.5 ms."""
+    capture = slow_hosts((2, 3))
+    capture.syncs.clear()
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", capture))
+    (finding,) = [one for one in run.doctor().findings if one.rule == "launch-bound host"]
+    assert " of a typical step of rank 3, " in finding.evidence, "of the one that is late most"
