@@ -500,6 +500,27 @@ def test_idle_time_is_told_first_where_it_is_the_larger_loss(tmp_path: Path) -> 
     assert found["idle"] is None
 
 
+def test_a_reason_of_idle_time_explains_at_least_half_of_it(tmp_path: Path) -> None:
+    """'The host launches work too late' was said of idle time of which more than half was launched, and had not begun.
+
+    ms       0  1  2  3  4  5  6  7  8  9  10
+    device   k  .  .  .  .  .  k  .  .  .  A
+    launch   kk                            A
+    """
+    capture = Capture()
+    for step in range(3):
+        at, first = step * 12 * MS, 3 * step
+        capture.ranges.append(Range(f"step {step}", at, at + 11 * MS, 100))
+        capture.kernels += [
+            Kernel("gemm", at + US, at + MS, at, 100, number=first + 1),
+            Kernel("gemm", at + 6 * MS, at + 7 * MS, at + MS, 100, number=first + 2),
+            Kernel(NCCL, at + 10 * MS, at + 11 * MS, at + 10 * MS - US, 100, number=first + 3),
+        ]
+    (found,) = summary(write_capture(tmp_path / "x.sqlite", capture))["runs"]
+    assert found["idle"].endswith("than communication is exposed: ddp-prof kernels shows what it waits for.")
+    assert "launch-bound host" in run("doctor", tmp_path / "x.sqlite").stdout, "which is a quarter of the step"
+
+
 def test_advice_that_follows_from_the_cause_is_not_told_without_it(tmp_path: Path) -> None:
     """Where idle time is told first, the cause is not: "Its input ended after its launch" was said of nothing."""
     work = (("bwd_gemm", 20, 600, 7, 10, 101), ("copy", 600, 750, 20, 300, 101), ("adam", 800, 900, 7, 510, 100))

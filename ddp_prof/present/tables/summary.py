@@ -95,10 +95,13 @@ class SummarizedRun:
     def idle(self) -> str | None:
         """A sentence that the device is idle for longer than communication is exposed; ``None`` if it is not.
 
-        The sentence gives the reason if the doctor found one; see :func:`idle_headline`.
+        The sentence gives the reason if the doctor found one that explains at least half of that time, as far as its
+        cost is known; see :func:`idle_headline`.
         """
-        rules = [finding.rule for finding in self.diagnosis.findings]
-        reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in rules), None)
+        least_ns = (self.summary.parts_ns["idle"] or 0) / 2
+        costs = {finding.rule: finding.cost_ns for finding in self.diagnosis.findings}
+        explains = {rule for rule, cost_ns in costs.items() if cost_ns is None or cost_ns >= least_ns}
+        reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in explains), None)
         return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else self._idle_between)
 
     @property
