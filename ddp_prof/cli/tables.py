@@ -453,7 +453,7 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange], summaries: S
         same_factor_text,
     )
 
-    other_job = next((f" (another job: {one.other_job})" for one in summaries if one.other_job), "")
+    other_job = next((f" ({one.label} is another job: {one.other_job})" for one in summaries if one.other_job), "")
     title = f"from {runs[0].label} to {runs[1].label}{other_job}, mean step: {changed_text(parts)}"
     factor = _same_factor(runs, parts, summaries)
     late = _late_ranks(runs, parts)

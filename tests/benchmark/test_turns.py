@@ -244,6 +244,12 @@ def test_the_title_of_the_waterfall_names_no_run_that_the_turns_do_not_support()
     )
     assert _waterfall_headline(waterfall, unclear) == "No run is clearly faster than naive"
     assert _waterfall_headline(waterfall, clear) == "flat takes 20 % off the step of naive, measured in turns"
+    captured = [
+        run for name in ("naive", "torch") for run in dp.load_runs((TRACES / "h200" / "gloo").glob(f"{name}.rank*"))
+    ]
+    of_captures = compare_variants([run.overlap() for run in captured])
+    expected = "torch takes 29 % off the median step of naive"
+    assert _waterfall_headline(compare_steps(captured), of_captures) == expected, "the bars are means: 28 % less"
 
 
 @pytest.mark.torch

@@ -386,11 +386,12 @@ def _waterfall_headline(waterfall: Waterfall, summaries: Sequence[VariantSummary
         if not faster:
             return f"No run is clearly faster than {labels[0]}"
         best = max(faster, key=lambda run: run.speedup or 0)
-        how = ", measured in turns" if best.speedup_from == TURNS else ""
-        share, steps = percent(1 - 1 / (best.speedup or 1)), f"the step of {labels[0]}{how}"
+        # Where it is not said otherwise, a step is that of the bars, a mean.
+        which, how = ("", ", measured in turns") if best.speedup_from == TURNS else ("median ", "")
+        share, step = percent(1 - 1 / (best.speedup or 1)), f"the {which}step of {labels[0]}{how}"
         if any(run.is_as_fast_as(best) for run in known if run is not best):
-            return f"Up to {share} off {steps}"  # several runs are as fast, as far as can be told
-        return f"{shown_name(best.label)} takes {share} off {steps}"
+            return f"Up to {share} off {step}"  # several runs are as fast, as far as can be told
+        return f"{shown_name(best.label)} takes {share} off {step}"
     if len(waterfall.changes) == 1 and (change := waterfall.changes[0]).is_beyond_spread("step"):
         share = percent(abs(change.step_ns) / waterfall.budgets[0].step_ns)
         takes = f"takes {share} off" if change.step_ns < 0 else f"adds {share} to"

@@ -271,7 +271,7 @@ def test_two_runs_on_other_gpus_are_said_to_be_other_jobs(two_runs: list[str]) -
             database.commit()
     said = run("compare", *two_runs).stdout
     assert "note: new is another job than old: GPUs NVIDIA A100 and Tesla V100" in said
-    assert "from old to new (another job: GPUs NVIDIA A100 and Tesla V100), mean step:" in said
+    assert "from old to new (new is another job: GPUs NVIDIA A100 and Tesla V100), mean step:" in said
     page = Path(two_runs[0]).with_name("page.html")
     assert "new is another job than old" in run("compare", "--waterfall", "--html", str(page), *two_runs).stdout
     assert "new is another job than old: GPUs NVIDIA A100" in page.read_text(encoding="utf-8")
