@@ -40,7 +40,7 @@ from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.tables.compare import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
-from ddp_prof.present.tables.overlap import steps_view, warnings_by_run
+from ddp_prof.present.tables.overlap import profiler_name, steps_view, warnings_by_run
 from ddp_prof.present.tables.summary import SummarizedRun, main_advice
 from ddp_prof.present.text import count_noun, plain_name, source_name
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE
@@ -268,9 +268,7 @@ def facts_of(run: ReportRun) -> dict[str, str]:
     result, made = run.result, run.explanation.run.manifest
     facts = {
         "trace": source_name(result.trace.name, result.files),
-        "read from": ", ".join(
-            " ".join(filter(None, (source, producer))) for source, _, producer in result.recorded_by
-        ),
+        "profiler": profiler_name(result),
     }
     if made is None:
         return facts

@@ -291,6 +291,13 @@ class TestPages:
         write_report([made(run_of(cpu_run()))], tmp_path)
         assert read(tmp_path / "index.html").sections["unknown"][1:] == ["Nothing."]
 
+    def test_the_profiler_has_the_name_that_all_commands_print(self, tmp_path: Path) -> None:
+        """'Read from: kineto' stood where each command says torch.profiler."""
+        run = run_of(cpu_run())
+        recorded = replace(run, result=replace(run.result, source="kineto", producer=None, recorder=None))
+        write_report([recorded], tmp_path)
+        assert ("profiler", "torch.profiler") in read(tmp_path / "index.html").pairs
+
     def test_what_runs_share_is_told_once(self, tmp_path: Path) -> None:
         runs = [made(run_of(cpu_run(), "a"), seed=0), made(run_of(cpu_run(), "b"), seed=1)]
         write_report(runs, tmp_path)
