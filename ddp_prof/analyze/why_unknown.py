@@ -13,7 +13,7 @@ from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
 from ddp_prof.communication import BARRIER, operation_of
-from ddp_prof.table import NO_TIME, is_in, take_or_unknown
+from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Trace, distinct
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
@@ -85,15 +85,30 @@ def why_unknown(rank: RankEvents) -> str | None:
             return UNTIMED_CALLS
         if _calls_mpi(rank):
             return ONLY_MPI
-    # Steps that accumulate gradients lose nothing, and those that reduce them may have lost just that.
-    return LOST_MAY_COMMUNICATE if rank.incomplete_steps and rank.recording.lost else NO_COMMUNICATION
+    # Steps that accumulate gradients lose nothing, and those that reduce them may have lost just that. In a step that
+    # counts, and in which another device communicates, this one would do so, too, if it did at all.
+    may_have_lost = rank.incomplete_steps and rank.recording.loses_work and not _communicates_beside(rank)
+    return LOST_MAY_COMMUNICATE if may_have_lost else NO_COMMUNICATION
 
 
 def _communicates_elsewhere(rank: RankEvents) -> bool:
     """Return whether other devices of the rank's process communicate, as in a pipeline within a process."""
+    return bool(_communication_of_others(rank).any())
+
+
+def _communicates_beside(rank: RankEvents) -> bool:
+    """Return whether another device of the rank's process communicates in a step that counts."""
+    launching = rank.trace.launching_calls[_communication_of_others(rank)]
+    at = rank.steps.index_at(rank.trace.calls.start_ns[launching[launching != UNKNOWN]])
+    return bool(np.any(at != UNKNOWN))
+
+
+def _communication_of_others(rank: RankEvents) -> Mask:
+    """Return which activities are communication of other devices of the rank's process."""
     activities = rank.trace.activities
     of_others = (activities.process == rank.process) & (activities.device != rank.device)
-    return bool(np.any(of_others & (activities.category == Category.COMMUNICATION)))
+    found: Mask = of_others & (activities.category == Category.COMMUNICATION)
+    return found
 
 
 def named_collectives(trace: Trace, process: int | None = None) -> list[str]:

@@ -121,6 +121,11 @@ class Recording:
         return len(self.lost_ns)
 
     @property
+    def loses_work(self) -> bool:
+        """Whether the profiler lost work: activities alone, or with the calls that launched them."""
+        return bool(self.lost or self.is_silent.any() or self.is_partial.any())
+
+    @property
     def are_most_overlong(self) -> bool:
         """Whether most steps have an activity with an impossible end: then no time of an end can be trusted."""
         return bool(2 * self.is_overlong.sum() > len(self.is_overlong) > 1)

@@ -149,6 +149,35 @@ def test_where_work_of_the_other_steps_was_lost_steps_that_accumulate_do_not_say
     assert (alone.reason, [step.comm_ns for step in alone.steps]) == (NO_COMMUNICATION, [0, 0])
 
 
+def test_nor_do_they_where_the_calls_of_the_other_steps_were_lost_too() -> None:
+    trace = draw_trace(
+        ranges=THREE_STEPS, launches={"main": "a...............c......."}, streams={7: ".aa.............cc......"}
+    )
+    (rank,) = measure_overlap(launching(trace)).ranks
+    assert (rank.reason, [step.comm_ns for step in rank.steps]) == (LOST_MAY_COMMUNICATE, [None, None])
+
+
+@pytest.mark.parametrize(
+    ("launches", "communication", "reason"),
+    [
+        ("aN......bMg.....cO......", "..NN......MM......OO....", NO_COMMUNICATION),
+        ("a.......bMg.....c.......", "..........MM............", LOST_MAY_COMMUNICATE),  # micro-batches are whole
+    ],
+)
+def test_a_device_does_not_communicate_if_another_one_does_in_a_whole_step(
+    launches: str, communication: str, reason: str
+) -> None:
+    """A stage of a pipeline that only computes: one lost launch, which may be of either device, hid that."""
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": launches},
+        streams={7: ".aa.....bb......cc......", 9: communication},
+    )
+    on_two = replace(trace.activities, device=trace.activities.lane // 9)
+    computes, _ = measure_overlap(launching(replace(trace, activities=on_two))).ranks
+    assert (computes.device, computes.reason) == (0, reason)
+
+
 @pytest.mark.parametrize(
     ("later_ns", "kernels", "counted"),
     [
