@@ -1,8 +1,8 @@
 """Finds the process of each event of a ``torch.profiler`` trace that was put together from the traces of several ranks.
 
 Some programs that put traces together keep the ranks apart by a label in the ``pid``, for example ``[TP00] 80`` for a
-rank's events on the host and ``[TP00] 0`` for its events on the device. Each rank numbers its calls on its own, so
-different ranks have the same numbers.
+rank's events on the host and ``[TP00] 0`` for its events on the device, or ``rank0-80`` and ``rank0-0``. Each rank
+numbers its calls on its own, so different ranks have the same numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ddp_prof.table import UNKNOWN, Ints, distinct
 
 _LABEL = re.compile(r"\[[^\]]*\]")
 """The label at the start of a ``pid``, such as ``[TP00]``."""
+_NUMBER = re.compile(r"^\d+|\d+$")
+"""The number at the start or the end of a ``pid``; what is left is a label, such as ``rank0-``, too."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _own_by_numbers(
 
 def _label(pid: str) -> str:
     found = _LABEL.match(pid)
-    return found[0] if found else ""
+    return found[0] if found else _NUMBER.sub("", pid)
 
 
 def _numbers(table: DeviceEvents | CallEvents) -> list[int]:

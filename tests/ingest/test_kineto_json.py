@@ -432,11 +432,12 @@ def test_a_file_put_together_from_two_processes_says_so(tmp_path: Path) -> None:
     assert warning.startswith("2 processes")
 
 
-def test_ranks_put_together_into_one_file_are_told_apart_by_their_labels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pid", ["[TP01] 99", "rank1-99", "99 (rank 1)"])
+def test_ranks_put_together_into_one_file_are_told_apart_by_their_labels(pid: str, tmp_path: Path) -> None:
     """As SGLang's ProfileMerger makes them: compute of one GPU hid communication of the other."""
     events = gpu_step()
     (alone,) = measure_overlap(load_trace(write(tmp_path / "one.json", events))).ranks
-    other = [text.replace('"pid": 99', '"pid": "[TP01] 99"') for text in events]
+    other = [text.replace('"pid": 99', f'"pid": "{pid}"') for text in events]
     result = measure_overlap(load_trace(write(tmp_path / "x.json", [*events, *other])))
     assert [rank.process for rank in result.ranks] == [0, 1]
     for rank in result.ranks:
