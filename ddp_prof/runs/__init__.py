@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 from collections import Counter
@@ -178,9 +179,29 @@ def load_runs(
         # Kernels of files that were not joined, and what a run of several files makes a result from that the cache
         # holds for single files only.
         loaded = prepare_runs(loaded, *measures)
+    for run in loaded:
+        run.notes = (*run.notes, *_notes_on_copies(run.files))
     if len(loaded) > 1:
         _tell_apart(loaded)
     return loaded
+
+
+def _notes_on_copies(files: Sequence[Path]) -> list[str]:
+    """Return a note on each set of files that have the same bytes, as if a rank was copied by mistake."""
+    by_size: dict[int, list[list[Path]]] = {}
+    for file in filter(is_file, files):  # a folder of tables is no file
+        sets = by_size.setdefault(file.stat().st_size, [])
+        if equal := next((equal for equal in sets if filecmp.cmp(file, equal[0], shallow=False)), None):
+            equal.append(file)
+        else:
+            sets.append([file])
+    return [
+        f"{', '.join(file.name for file in equal)}: these files have the same bytes, "
+        "so what counts as several ranks may be one that was copied"
+        for sets in by_size.values()
+        for equal in sets
+        if len(equal) > 1
+    ]
 
 
 def _tell_apart(runs: Sequence[Run]) -> None:

@@ -155,6 +155,19 @@ def test_a_file_given_twice_is_refused(foreign: list[Path]) -> None:
         load_runs([foreign[0], foreign[0].parent / "." / foreign[0].name])
 
 
+def test_a_copy_of_a_rank_under_the_name_of_another_is_told(tmp_path: Path) -> None:
+    """It counted as a rank of its own, in silence."""
+    files = [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2 + rank)) for rank in (0, 1, 2)]
+    (run,) = load_runs(files)
+    assert len(run.files) == 3
+    assert not [note for note in run.notes if "the same bytes" in note]
+    shutil.copy(files[1], files[2])
+    (run,) = load_runs(files)
+    (told,) = (note for note in run.notes if "the same bytes" in note)
+    assert len(run.files) == 3
+    assert told.startswith("job.rank1.sqlite, job.rank2.sqlite: these files have")
+
+
 def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
     for number in (0, 1):
         shutil.copy(TRACES / "overlap.sqlite", tmp_path / f"x.rank{number}.sqlite")
