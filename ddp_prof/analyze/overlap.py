@@ -43,9 +43,9 @@ from ddp_prof.analyze.result_bases import (
     DataFrame,
     FrameResult,
     RankResult,
-    disambiguate,
     make_frame_from_rows,
     measure_fields,
+    merge_files,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
@@ -566,8 +566,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """Return one result for the files of a run, from the results of the single files."""
     parts = [(result.trace, rank) for result in results for rank in result.ranks]
     raised, notes = align_unnumbered_steps([_last_ends(file, rank) for file, rank in parts])
-    moved = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]
-    ranks = disambiguate(moved, [file for file, _ in parts])
+    ranks = merge_files((file, _raise_keys(rank, by)) for (file, rank), by in zip(parts, raised, strict=True))
     names = distinct_names(result.trace for result in results)
     counts = {
         rank.name: {step.step_key: step.collectives for step in rank.steps if step.step_key is not None}

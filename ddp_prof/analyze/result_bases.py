@@ -152,20 +152,27 @@ class RankResult:
 AnyRankResult = TypeVar("AnyRankResult", bound=RankResult)
 
 
-def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[Path]) -> tuple[AnyRankResult, ...]:
-    """Return the ranks with unique names, which contain the name of the file or the device where that is needed.
+def rank_order(number: int | None) -> tuple[bool, int]:
+    """Return the key by which all results of a run sort its ranks: by number, those without a number last."""
+    return number is None, number or 0
 
-    ``files`` are the files of the ranks.
+
+def merge_files(ranks: Iterable[tuple[Path, AnyRankResult]]) -> tuple[AnyRankResult, ...]:
+    """Return the ranks of all files of a run in their order (:func:`rank_order`), each with a unique name.
+
+    Where that is needed, the name contains the name of the file or the device. ``ranks`` are pairs of a file and a rank
+    in it.
     """
-    names = distinct_names(files)
+    both = sorted(ranks, key=lambda pair: rank_order(pair[1].rank))
+    names = distinct_names(file for file, _ in both)
     found: dict[int, set[Path]] = {}
-    for rank, file in zip(ranks, files, strict=True):
+    for file, rank in both:
         if rank.rank is None:
             found.setdefault(rank.process, set()).add(file)
     # How many devices each process has, and in `found`, in how many files each process number occurs.
-    devices = Counter((rank.rank, rank.process, file) for rank, file in zip(ranks, files, strict=True))
-    named: list[Any] = list(ranks)
-    for index, (rank, file) in enumerate(zip(ranks, files, strict=True)):
+    devices = Counter((rank.rank, rank.process, file) for file, rank in both)
+    named: list[Any] = [rank for _, rank in both]
+    for index, (file, rank) in enumerate(both):
         if rank.rank is None and len(found[rank.process]) > 1:
             named[index] = replace(named[index], qualifier=names[file])
         if devices[rank.rank, rank.process, file] > 1:

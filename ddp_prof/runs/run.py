@@ -369,9 +369,11 @@ class Run:
         """Return which kernels took the time, which overlapped with communication, and why devices were idle."""
         from ddp_prof.analyze.kernels.device_use import DeviceUse
         from ddp_prof.analyze.kernels.kernel_times import measure_kernels
+        from ddp_prof.analyze.result_bases import rank_order
 
         self.prepare("kernels", "device use")
-        return DeviceUse(tuple(self._measure_sampled("device use")), measure_kernels(self.kernels()))
+        ranks = sorted(self._measure_sampled("device use"), key=lambda rank: rank_order(rank.rank))
+        return DeviceUse(tuple(ranks), measure_kernels(self.kernels()))
 
     def waterfall(self) -> Waterfall:
         """Return the mean step of this run divided into parts; for several runs see :func:`compare_steps`."""

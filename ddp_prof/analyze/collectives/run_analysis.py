@@ -43,7 +43,7 @@ from ddp_prof.analyze.quality import (
     merge_file_warnings,
     warn_world_sizes,
 )
-from ddp_prof.analyze.result_bases import disambiguate
+from ddp_prof.analyze.result_bases import merge_files
 from ddp_prof.columns import milliseconds
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
@@ -442,12 +442,11 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     moved = [
         replace(rank, step_keys=rank.step_keys + by) if by else rank for rank, by in zip(every, raised, strict=True)
     ]
-    ranks = tuple(sorted(moved, key=lambda rank: (rank.rank is None, rank.rank or 0)))
     names = distinct_names(part.trace for part in parts)
     return replace(
         parts[0],
         device=device_of(part.device for part in parts),
-        ranks=disambiguate(ranks, [rank.clock for rank in ranks]),
+        ranks=merge_files((rank.clock, rank) for rank in moved),
         caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         label=label_of_ranks([part.label for part in parts]),
         files=len(parts),
