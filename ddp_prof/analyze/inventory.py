@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.steps import KNOWN_NAMES, are_marked, find_phases, find_steps
+from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.missing import find_missing, how_to_record_cpu
 from ddp_prof.analyze.quality import diagnose
@@ -155,7 +155,7 @@ def _process_inventory(
     kind = trace.activities.kind[mine]
     rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
     mine_with_warmup = [rank.including_warmup for rank in ranks if rank.process == process]
-    steps = rank.including_warmup.steps if rank else find_steps(trace, process, step_range)[0]
+    steps = rank.including_warmup.steps if rank else find_steps(trace, process, step_range).steps
     incomplete = min((own.incomplete_steps for own in ranks if own.process == process and own.has_steps), default=0)
     return ProcessInventory(
         process=process,
@@ -203,7 +203,7 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
         advice.append(f"steps: {reason}")
     elif not any(process.steps or process.warmup_steps for process in processes):
         unmarked = "no range that looks like a step: name yours with --step-range, or add 'step N' ranges"
-        is_cut = any(are_marked(rank.step_notes) for rank in ranks)
+        is_cut = any(rank.ranges_left_out for rank in ranks)
         cut = "none of those that are marked was recorded from its begin to its end: record more steps"
         advice.append(f"steps: {cut if is_cut else unmarked}")
     is_inferred = any(rank.backward == "inferred" for rank in ranks)  # which a warning says

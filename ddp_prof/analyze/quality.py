@@ -459,7 +459,7 @@ def _silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[tup
         if process in known:
             continue
         named = named_collectives(trace, process)
-        if named or len(find_steps(trace, process)[0]):
+        if named or len(find_steps(trace, process).steps):
             yield process, named
 
 

@@ -86,6 +86,7 @@ class RankEvents(Brief):
         warmup_steps: Number of steps that were left out because they are warm-up.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: What was left out or cut when steps and communication were found, a line each.
+        ranges_left_out: Number of ranges of its process that have the name of a step and are left out.
         recording: What was recorded of its process; it decides which steps count, and whether the clocks agree.
         dependencies: Returns the dependencies between operations of the trace, which all ranks share.
         with_warmup: The same rank including the steps that are left out; ``None`` if no step is left out.
@@ -109,6 +110,7 @@ class RankEvents(Brief):
     warmup_steps: int
     backward: str
     step_notes: tuple[str, ...]
+    ranges_left_out: int
     recording: Recording
     dependencies: Callable[[], Dependencies] = None  # type: ignore[assignment]  # never None once the rank is made
     with_warmup: RankEvents | None = None

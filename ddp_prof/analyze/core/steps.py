@@ -198,8 +198,22 @@ class Steps(Table):
         return cls(number, number, number, np.zeros(len(number), np.bool_))
 
 
-def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
-    """Return the steps of a process, and notes: a line for each kind of range that was left out or cut.
+class FoundSteps(NamedTuple):
+    """The steps of a process, and what was not taken for one.
+
+    Attributes:
+        steps: The steps.
+        notes: A line for each kind of range that was left out or cut.
+        left_out: Number of ranges that have the name of a step and are left out.
+    """
+
+    steps: Steps
+    notes: tuple[str, ...]
+    left_out: int
+
+
+def find_steps(trace: Trace, process: int, pattern: str | None = None) -> FoundSteps:
+    """Return the steps of a process.
 
     ``pattern`` is the user's regular expression for the names of steps. Without it, the ranges of ddp_prof are used or,
     if there are none, the first of :data:`STEP_PATTERNS` that occurs. Steps never overlap. If the matching ranges do:
@@ -211,19 +225,19 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     """
     mine = trace.spans.process == process
     if pattern is not None:
-        steps, notes = _steps_from_names(trace, mine, _match_step_names(trace, pattern, re.RegexFlag(0)))
-        return steps, (*notes, *_hint_at_end(trace, mine, pattern))
+        found = _steps_from_names(trace, mine, _match_step_names(trace, pattern, re.RegexFlag(0)))
+        return found._replace(notes=(*found.notes, *_hint_at_end(trace, mine, pattern)))
     ours = parse_ranges(trace.names, STEP).items()
     named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
     unfinished, late_warmup = (
         {index for index, name in ours if name.number(field)} for field in ("unfinished", "late_warmup")
     )
-    steps, notes = _steps_from_names(trace, mine, named, unfinished, late_warmup)
+    found = _steps_from_names(trace, mine, named, unfinished, late_warmup)
     for usual in STEP_PATTERNS:
-        if len(steps) or notes:
+        if len(found.steps) or found.left_out:
             break
-        steps, notes = _steps_from_names(trace, mine, _match_step_names(trace, usual, re.IGNORECASE))
-    return steps, notes
+        found = _steps_from_names(trace, mine, _match_step_names(trace, usual, re.IGNORECASE))
+    return found
 
 
 def describe_ranges(trace: Trace) -> str:
@@ -272,8 +286,8 @@ def _steps_from_names(
     named: dict[int, tuple[int | None, bool]],
     unfinished: Collection[int] = (),
     late_warmup: Collection[int] = (),
-) -> tuple[Steps, tuple[str, ...]]:
-    """Return the steps among the ranges with these names, and notes on the ranges that were left out or cut.
+) -> FoundSteps:
+    """Return the steps among the ranges with these names.
 
     - ``mine``: Mask of the spans of the process.
     - ``named``: By index into ``trace.names``: the step's number, ``None`` if the name has none, and whether the step
@@ -284,7 +298,7 @@ def _steps_from_names(
     rows = rows_named(trace.spans, mine, named)
     is_mark = np.isin(trace.spans.name_id[rows], list(late_warmup))
     marks, rows = rows[is_mark], rows[~is_mark]
-    rows, notes = _select_steps(trace, rows, unfinished)
+    rows, notes, left_out = _select_steps(trace, rows, unfinished)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
     warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
@@ -292,29 +306,23 @@ def _steps_from_names(
     end[:-1] = np.minimum(end[:-1], start[1:])
     marked = innermost(start, end, trace.spans.start_ns[marks])
     warmup[marked[marked != UNKNOWN]] = True
-    return Steps(number, start, end, warmup), notes
+    return FoundSteps(Steps(number, start, end, warmup), notes, left_out)
 
 
-_COULD_BE = "that could be"
-
-
-def are_marked(notes: Sequence[str]) -> bool:
-    """Return whether ranges are marked as steps by the notes of :func:`find_steps`, though none of them may be one."""
-    return any(_COULD_BE in note for note in notes)
-
-
-def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...]]:
-    """Return the spans that are steps, and notes on the spans that were left out or will be cut.
+def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...], int]:
+    """Return the spans that are steps, notes on the spans that were left out or will be cut, and how many are left out.
 
     ``rows`` are the spans that could be steps, and the result is a part of them; both are rows ordered by start.
     """
-    spans, notes = trace.spans, []
+    spans, notes, left_out = trace.spans, [], 0
 
     def leave_out(kept: Ints, why: str) -> Ints:
         """Return ``kept``, and note how many of ``rows`` it lacks."""
-        if left_out := len(rows) - len(kept):
-            ranges = f"1 range {_COULD_BE} a step" if left_out == 1 else f"{left_out} ranges {_COULD_BE} steps"
+        nonlocal left_out
+        if count := len(rows) - len(kept):
+            ranges = "1 range that could be a step" if count == 1 else f"{count} ranges that could be steps"
             notes.append(f"{ranges} left out: {why}")
+            left_out += count
         return kept
 
     rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended")
@@ -327,7 +335,7 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     rows = leave_out(rows[spans.end_ns[rows] > spans.start_ns[rows]], "no time was recorded between begin and end")
     # If ranges overlap, keep those of one thread, then the inner ones; what still overlaps is cut by the caller.
     if not np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]):
-        return rows, tuple(notes)
+        return rows, tuple(notes), left_out
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
     first = int(spans.process[rows[0]])  # the first thread of a process has the process's number
     chosen, why = (
@@ -337,7 +345,7 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most ranges of their name, contain others")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(f"ranges of steps that end after the next step begins: {cut}; each is taken to end there")
-    return rows, tuple(notes)
+    return rows, tuple(notes), left_out
 
 
 def _are_outer(trace: Trace, rows: Ints) -> Mask:

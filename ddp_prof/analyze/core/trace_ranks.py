@@ -92,7 +92,7 @@ def find_rank_events(
         elif process in trace.ranks or not (on_devices or trace.ranks):
             found.append(builder.host_rank())
     for option, pattern, is_found in (
-        ("--step-range", step_range, any(rank.has_steps or rank.step_notes for rank in found)),
+        ("--step-range", step_range, any(rank.has_steps or rank.ranges_left_out for rank in found)),
         ("--backward-range", backward_range, any(BACKWARD_PHASE in rank.phases.kind for rank in found)),
     ):
         if pattern is not None and not is_found:
@@ -125,7 +125,7 @@ class _Builder:
         """Find the steps, phases and ranges of the process, and what was recorded of it."""
         self.trace, self.process = trace, process
         self.launches = [launch for owner, *launch in launches if owner == process]
-        self.steps, self.step_notes = find_steps(trace, process, step_range)
+        self.steps, self.step_notes, self.ranges_left_out = find_steps(trace, process, step_range)
         self.phases = find_phases(trace, process, backward_range)
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
@@ -275,6 +275,7 @@ class _Builder:
             warmup_steps=0,
             backward=backward,
             step_notes=self.step_notes,
+            ranges_left_out=self.ranges_left_out,
             recording=self.recording,
             dependencies=self.dependencies,
         )

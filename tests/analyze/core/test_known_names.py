@@ -18,7 +18,7 @@ EXAMPLES = [(known, name) for known in KNOWN_NAMES for name in known.examples]
 @pytest.mark.parametrize(("known", "name"), EXAMPLES, ids=[name for _, name in EXAMPLES])
 def test_an_example_is_taken_for_its_kind(known: KnownName, name: str) -> None:
     trace = draw_trace(ranges={name: "####", "setup": "######"})
-    steps, _ = find_steps(trace, PID)
+    steps = find_steps(trace, PID).steps
     kinds = find_phases(trace, PID).kind.tolist()
     if known.kind == STEP:
         assert (len(steps), kinds) == (1, [])
@@ -42,7 +42,9 @@ def test_an_example_is_taken_for_its_kind(known: KnownName, name: str) -> None:
 )
 def test_what_torch_s_emit_nvtx_appends_to_a_name_does_not_matter(name: str, kind: str) -> None:
     trace = draw_trace(ranges={name: "####"})
-    found = [STEP] * len(find_steps(trace, PID)[0]) + [PHASES[kind] for kind in find_phases(trace, PID).kind.tolist()]
+    found = [STEP] * len(find_steps(trace, PID).steps) + [
+        PHASES[kind] for kind in find_phases(trace, PID).kind.tolist()
+    ]
     assert found == [kind]
 
 
@@ -100,7 +102,7 @@ def test_each_pattern_is_needed_by_its_examples(known: KnownName) -> None:
 )
 def test_what_is_neither_step_nor_phase_is_left(name: str) -> None:
     trace = draw_trace(ranges={name: "####"})
-    assert len(find_steps(trace, PID)[0]) == len(find_phases(trace, PID)) == 0
+    assert len(find_steps(trace, PID).steps) == len(find_phases(trace, PID)) == 0
 
 
 def test_ours_are_named_as_ours() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_prof.analyze.core import steps as steps_module
 from ddp_prof.analyze.core.steps import Steps, find_phases
-from ddp_prof.analyze.core.steps import find_steps as find_steps_and_notes
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.analyze.inventory import take_inventory
@@ -17,6 +17,12 @@ from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import PID, column, draw_trace, runs
+
+
+def find_steps_and_notes(trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
+    found = steps_module.find_steps(trace, process, pattern)
+    assert (found.left_out > 0) == any("left out" in note for note in found.notes)
+    return found.steps, found.notes
 
 
 def find_steps(trace, process: int, pattern: str | None = None) -> Steps:
@@ -303,3 +309,11 @@ def test_a_pattern_that_matches_no_range_names_the_ranges_there_are(option: str,
     expected = rf"no range matches --{option}-range 'batch': the ranges there are: 'iter_N', 'backward'"
     with pytest.raises(TraceError, match=expected):
         find_rank_events(trace, *(("batch", None) if option == "step" else (None, "batch")))
+
+
+def test_a_pattern_that_matches_no_range_is_told_where_gloo_communicates() -> None:
+    """A note on what counts as communication was taken for one on ranges that match."""
+    process = "process|rank=0|world=2|variant=ResNet|backend=gloo|device=cpu"
+    trace = draw_trace(ranges={process: "#########", "iter_17": ".######", "gloo:all_reduce": "..###"})
+    with pytest.raises(TraceError, match="no range matches --step-range 'batch'"):
+        find_rank_events(trace, "batch")
