@@ -178,22 +178,23 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
     """Return a line for each question that the trace cannot answer: what is missing, and how to record it."""
     advice, has_work = [], any(len(rank.including_warmup.events) for rank in ranks)
     if not has_work and LOST in map(why_unknown_work, ranks) and (lost := find_missing(trace, ranks)):
-        advice.append(f"overlap: {lost}")
+        advice.append(f"overlap: {lost.text}")
     elif not has_work:
-        missing = "no ddp_prof ranges that tell what the CPU did"
+        lacks = "no ddp_prof ranges that tell what the CPU did"
         if trace.source == "kineto":
-            missing += "" if len(trace.operators) else ", no operators"
-            missing += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
+            lacks += "" if len(trace.operators) else ", no operators"
+            lacks += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
         how = "record it again"
         if not len(trace.calls):
             how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
-        advice.append(f"overlap: no GPU activities, {missing}: {how}; {how_to_record_cpu(trace)}")
+        advice.append(f"overlap: no GPU activities, {lacks}: {how}; {how_to_record_cpu(trace)}")
     if len(trace.operators) and any(rank.hides_backward for rank in ranks):
         advice.append(f"overlap: {NO_BACKWARD}: run it in the thread that runs torch.profiler")
     told = (None, NOTHING, GRAPHS, NO_BACKWARD, NO_COMMUNICATION)  # by other lines, or none is needed
     reasons = [why_unknown(rank) for rank in ranks if not rank.why_left_out]
     if has_work and (reason := next((each for each in reasons if each not in told), None)):
-        advice.append(f"overlap: {find_missing(trace, ranks) or reason}")
+        missing = find_missing(trace, ranks)
+        advice.append(f"overlap: {missing.text if missing else reason}")
     unknown = [
         rank.blocking.coverage.reason for rank in ranks if np.any(rank.events.category == Category.COMMUNICATION)
     ]

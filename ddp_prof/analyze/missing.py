@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,17 +25,30 @@ _RECORD_GPU = "record with nsys profile --trace=cuda,nvtx, or with ProfilerActiv
 _RECORD_AGAIN = "record again; the profiler's messages may tell why"
 _MARK = "with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
 _RECORD_CPU = f"on a CPU, {_MARK}"
-_ELSE = "; "
 _NO_MODEL = "(the ranges here mark no model: 'ddp-prof capture' by itself marks one only if DDP or FSDP2 wraps it)"
 
 
-def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
-    """Return a line that says what is missing in a trace, and which flag or line of code records it.
+class Missing(NamedTuple):
+    """What a trace lacks altogether, and what records it.
 
-    ``None`` if nothing is known to be missing. ``ranks`` are all ranks of the trace.
+    Attributes:
+        of_device: A line that says so.
+        on_cpu: What records it instead if the program runs on a CPU; empty where that makes no difference.
     """
+
+    of_device: str
+    on_cpu: str = ""
+
+    @property
+    def text(self) -> str:
+        """Both as one line."""
+        return "; ".join(filter(None, self))
+
+
+def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> Missing | None:
+    """Return what is missing in a trace; ``None`` if nothing is known to be. ``ranks`` are all ranks of the trace."""
     if not any(map(len, (trace.activities, trace.spans, trace.calls, trace.operators))):
-        return (
+        return Missing(
             "this capture is empty: no work of a GPU, no call, no range and no operator was recorded: "
             f"{_RECORD_GPU}, while the program trains"
         )
@@ -43,28 +57,24 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
         if LOST in reasons:
             count = 0 if trace.is_launch is None else int(trace.is_launch.sum())
             launches = f"{count:,} launch{'' if count == 1 else 'es'} of kernels or graphs"
-            return f"no GPU activities were recorded, only {launches}: the profiler lost what they ran: {_RECORD_AGAIN}"
-        return f"no GPU activities were recorded: {_RECORD_GPU}{_ELSE}{how_to_record_cpu(trace)}"
+            only = f"no GPU activities were recorded, only {launches}"
+            return Missing(f"{only}: the profiler lost what they ran: {_RECORD_AGAIN}")
+        return Missing(f"no GPU activities were recorded: {_RECORD_GPU}", how_to_record_cpu(trace))
     is_silent = not np.any(trace.activities.category == Category.COMMUNICATION)
     # NCCL's kernels may be in CUDA graphs that were recorded whole, or among the kernels without a name.
     is_silent &= not np.any(trace.activities.category == Category.OTHER)
     is_silent &= trace.unresolved_names.share <= MOST_UNNAMED
     if len(trace.activities) and is_silent and (named := named_collectives(trace)):
-        return (
+        return Missing(
             f"no NCCL kernel was recorded, although '{named[0]}' names a collective: its device was not recorded, or "
             f"the profiler lost its kernels: {_RECORD_GPU}, for the whole step"
         )
     if (called := called_collectives(trace)) and any(why_unknown(rank) == UNTIMED_CALLS for rank in ranks):
-        return (
+        return Missing(
             f"nothing tells when collectives ran, although '{called[0]}' calls them: for NCCL {_RECORD_GPU}; for gloo "
             f"mark them {_MARK}"
         )
     return None
-
-
-def of_device(missing: str) -> str:
-    """Return the part of what :func:`find_missing` returned that holds beside traces of a device: not that of a CPU."""
-    return missing.partition(f"{_ELSE}{_RECORD_CPU}")[0]
 
 
 def how_to_record_cpu(trace: Trace) -> str:

@@ -28,7 +28,7 @@ from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, la
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.missing import find_missing, of_device
+from ddp_prof.analyze.missing import Missing, find_missing
 from ddp_prof.analyze.quality import (
     Attribution,
     Diagnostics,
@@ -339,7 +339,7 @@ class TraceOverlap(FrameResult):
         world_size: Number of ranks in the job, ``None`` if unknown.
         caveats: Why the run is not representative; also in ``warnings``.
         files: Number of files.
-        missing: What the traces lack altogether, and what records it; ``None`` if nothing is missing.
+        missing: What the traces lack altogether; ``None`` if nothing is known to be missing.
         producer, recorder: See :class:`ddp_prof.trace.Trace`; those of the first file, as ``source``.
         profilers: Source, recorder and producer of the files, each combination once; empty for a single file.
     """
@@ -357,7 +357,7 @@ class TraceOverlap(FrameResult):
     world_size: int | None = None
     caveats: tuple[Caveat, ...] = ()
     files: int = 1
-    missing: str | None = None
+    missing: Missing | None = None
     recorder: str | None = None
     profilers: tuple[tuple[str, str | None, str | None], ...] = ()
 
@@ -595,7 +595,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     )
 
 
-def _merge_missing(files: Sequence[tuple[str, str | None]], has_device: bool) -> str | None:
+def _merge_missing(files: Sequence[tuple[str, Missing | None]], has_device: bool) -> Missing | None:
     """Return what all files lack; if only some files lack something, what the first of them lacks, with its name.
 
     ``files`` are pairs of a file's name and what it lacks; ``has_device`` tells whether the job ran on devices.
@@ -607,7 +607,8 @@ def _merge_missing(files: Sequence[tuple[str, str | None]], has_device: bool) ->
     (name, missing), *others = lacking
     if len(lacking) == len(files):
         return missing
-    return f"{name}{f' and {len(others)} more' if others else ''}: {of_device(missing) if has_device else missing}"
+    named = f"{name}{f' and {len(others)} more' if others else ''}: {missing.of_device}"
+    return Missing(named, "" if has_device else missing.on_cpu)
 
 
 def _last_ends(file: Path, rank: RankOverlap) -> RankSteps:

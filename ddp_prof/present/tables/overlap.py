@@ -67,7 +67,7 @@ def _document(result: TraceOverlap, headline: str, cost: RunCost | None) -> Docu
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
         "headline": headline,
-        "missing": result.missing,
+        "missing": result.missing and result.missing.text,
     }
 
 
@@ -182,7 +182,7 @@ def _reason_of(result: TraceOverlap, rank: RankOverlap) -> str | None:
 
 def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
     """Return what is unknown or assumed, one line each, without reasons that ``headline`` already gives."""
-    first = [f"missing: {result.missing}"] if result.missing else []
+    first = [f"missing: {result.missing.text}"] if result.missing else []
     reasons = [
         f"{rank.name}: no overlap figure: {_reason_of(result, rank)}"
         for rank in result.ranks

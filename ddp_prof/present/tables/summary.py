@@ -198,7 +198,7 @@ def _document(run: SummarizedRun) -> Document:
     )
     return {
         **values_of(run.summary, *known, "blocking_ns", "blocking_at_most_ns", "gain_at_most"),
-        "missing": run.result.missing,
+        "missing": run.result.missing and run.result.missing.text,
         "cost": asdict(run.cost.cost) if run.cost else None,
         "bounds": asdict(run.cost.bounds) if run.cost else None,
         "idle": run.idle,
@@ -250,7 +250,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     little = f" {count_noun(len(findings), 'finding')} below {percent(WORTH_ADVICE)} of a step." if findings else ""
     change = ("change", f"{of_cause}{little}" if is_of_cause else _short_advice(run))
     return [
-        ("missing", result.missing),
+        ("missing", result.missing and result.missing.text),
         ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
         ("gain", gain_in_short(summary, *costs, follows_idle=bool(run.idle))),
         *((why, change) if is_of_cause else (change, why)),
@@ -268,7 +268,7 @@ def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     source = source_name(run.result.trace, run.result.files)
     read = (source, *_source_facts(run.result, run.summary), profiler_name(run.result))
     return [
-        ("missing", run.result.missing),
+        ("missing", run.result.missing and run.result.missing.text),
         ("idle", run.idle),
         ("gain", run.headline),
         ("cost", run.cost_text),
