@@ -182,29 +182,50 @@ def _reason_of(result: TraceOverlap, rank: RankOverlap) -> str | None:
 
 def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
     """Return what is unknown or assumed, one line each, without reasons that ``headline`` already gives."""
-    first = [f"missing: {result.missing.text}"] if result.missing else []
-    reasons = [
+    reasons = reason_notes(result, headline)
+    return [*missing_notes(result), *reasons, *blocking_notes(result), *step_notes(result)]
+
+
+def missing_notes(result: TraceOverlap) -> list[str]:
+    """Return what the traces lack altogether; empty if nothing is known to be missing."""
+    return [f"missing: {result.missing.text}"] if result.missing else []
+
+
+def reason_notes(result: TraceOverlap, headline: str = "") -> list[str]:
+    """Return why ranks have no overlap figure, without reasons that ``headline`` already gives."""
+    return [
         f"{rank.name}: no overlap figure: {_reason_of(result, rank)}"
         for rank in result.ranks
         if rank.reason and rank.reason.lower() not in headline.lower()
     ]
+
+
+def blocking_notes(result: TraceOverlap) -> list[str]:
+    """Return why it is not known what stood still for communication, and what blocking does not cover."""
     unknown = {}
     for rank in result.ranks:
         if not rank.reason and rank.dependencies and rank.dependencies.reason:
             is_known = rank.blocking_ns is not None or any(step.blocking_ns is not None for step in rank.steps)
             unknown[rank.dependencies.reason] = " for some steps" if is_known else ""
-    reasons += [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
+    notes = [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
-        reasons.append(
-            f"blocking is that of streams; the host also waited for a collective {count_noun(hosts, 'time')}"
-        )
+        notes.append(f"blocking is that of streams; the host also waited for a collective {count_noun(hosts, 'time')}")
+    return notes
+
+
+def step_notes(result: TraceOverlap) -> list[str]:
+    """Return how steps and ranks differ, how they were found, and the warnings of the traces."""
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     levels = [level_change_text(result.level_change)] if result.level_change else []
-    return [*first, *reasons, *levels, *outliers, *_differences(result), *result.step_notes, *result.warnings]
+    differ = [f"{difference}; {meaning}" for difference, meaning in differences(result)]
+    return [*levels, *outliers, *differ, *result.step_notes, *result.warnings]
 
 
-def _differences(result: TraceOverlap) -> Iterator[str]:
-    """Yield notes if ranks, or steps, expose such different times that the median over steps represents few of them."""
+def differences(result: TraceOverlap) -> Iterator[tuple[str, str]]:
+    """Yield how ranks, or steps, differ so much that the median over steps represents few of them.
+
+    Each comes as two texts: the difference in exposed time, and what it means for the figures.
+    """
     exposed: dict[str, list[int]] = {}
     for rank in (rank for rank in result.ranks if not rank.reason):
         if known := [step.exposed_ns for step in rank.communicating_steps if step.exposed_ns is not None]:
@@ -216,19 +237,17 @@ def _differences(result: TraceOverlap) -> Iterator[str]:
     least_ns = _LARGE_DIFFERENCE * median(lengths_ns)
     low, high = (choose(typical, key=typical.__getitem__) for choose in (min, max))
     if typical[high] - typical[low] > max(typical[low], least_ns):
-        yield (
-            f"ranks differ: {high} exposes {milliseconds(typical[high])} per step, {low} {milliseconds(typical[low])}; "
-            "figures per step are medians over the steps of all ranks"
-        )
+        most, least = milliseconds(typical[high]), milliseconds(typical[low])
+        difference = f"ranks differ: {high} exposes {most} per step, {low} {least}"
+        yield difference, "figures per step are medians over the steps of all ranks"
     # A mean far above the median: a few steps expose much more than the others.
     mean = {name: round(fmean(values)) for name, values in exposed.items()}
     name = max(mean, key=lambda name: mean[name] - typical[name])
     is_said = result.outliers is not None and result.outliers.comm_ns is None
     if not is_said and mean[name] - typical[name] > max(typical[name], least_ns):
-        yield (
-            f"steps differ: {name} exposes {milliseconds(mean[name])} in the mean step, {milliseconds(typical[name])} "
-            "in the median one; hiding all of it may gain more than in a typical step"
-        )
+        in_mean, in_median = milliseconds(mean[name]), milliseconds(typical[name])
+        difference = f"steps differ: {name} exposes {in_mean} in the mean step, {in_median} in the median one"
+        yield difference, "hiding all of it may gain more than in a typical step"
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:

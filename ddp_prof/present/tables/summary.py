@@ -32,7 +32,14 @@ from ddp_prof.present.headlines import (
 )
 from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView
 from ddp_prof.present.tables.doctor import rule_and_cost, undecided_text
-from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
+from ddp_prof.present.tables.overlap import (
+    blocking_notes,
+    differences,
+    missing_notes,
+    profiler_name,
+    reason_notes,
+    step_notes,
+)
 from ddp_prof.present.text import count_noun, join_lines, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
@@ -119,11 +126,10 @@ class SummarizedRun:
     def notes(self, headline: str = "") -> list[str]:
         """Return the notes: doubts about the capture first, then what is not known of blocking.
 
-        Reasons that ``headline`` gives are left out.
+        Reasons that ``headline`` gives are left out; what is missing altogether is none of the notes.
         """
-        notes = [*overlap_notes(self.result, headline), *self.explanation.run.match_doubts]
-        # False sorts before True, and the order is otherwise kept.
-        return sorted(notes, key=lambda note: note.startswith("blocking is"))
+        doubts = [*reason_notes(self.result, headline), *step_notes(self.result), *self.explanation.run.match_doubts]
+        return [*doubts, *blocking_notes(self.result)]
 
     @property
     def all_files(self) -> str:
@@ -175,7 +181,7 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
     unknown += [
         f"{run.summary.label}: {note}"
         for run in runs
-        for note in run.notes(run.headline)
+        for note in (*missing_notes(run.result), *run.notes(run.headline))
         if whole or changes_reading(note)
     ]
     notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].as_read}"]
@@ -207,7 +213,7 @@ def _document(run: SummarizedRun) -> Document:
         "advice": run.advice,
         "next": run.next_commands,
         "warnings": list(run.result.warnings),
-        "not_known": run.notes(),
+        "not_known": [*missing_notes(run.result), *run.notes()],
     }
 
 
@@ -232,7 +238,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     summary, result, collectives = run.summary, run.result, run.explanation.collectives
     cause, of_cause = cause_in_short(run.explanation.root_cause, collectives.why_no_cause, collectives.blocking)
     findings = run.diagnosis.findings
-    notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
+    notes = run.notes(run.headline)
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
     # What makes the figures doubtful; all other notes are only counted.
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
@@ -240,7 +246,8 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     levels = result.level_change
     told = {level_change_text(levels)} if levels and result.outliers and not levels.moves_median else set()
     told.update(doubts)
-    doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in told]
+    short = {f"{difference}; {meaning}": difference for difference, meaning in differences(result)}
+    doubts += [short.get(note, note) for note in notes if changes_reading(note) and note not in told]
     profilers = dict.fromkeys(SOURCE_NAMES.get(source, source) for source, *_ in result.recorded_by)
     read = [*_source_facts(result, summary), " and ".join(profilers)]
     why = ("cause", None if summary.reason or run.idle else cause)
@@ -264,7 +271,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
 
 def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     """Return all lines of the answer as label and text, with every note; without a text a line is left out."""
-    notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
+    notes = run.notes(run.headline)
     source = source_name(run.result.trace, run.result.files)
     read = (source, *_source_facts(run.result, run.summary), profiler_name(run.result))
     return [
@@ -368,11 +375,6 @@ def _shares(summary: VariantSummary) -> str | None:
     # The line on the gain speaks of the median.
     median = f" (median {whole})" if abs(summary.nearest_step_ns - step_ns) > _FAR * step_ns else ""
     return f"typical, {own}{median}{which}: {shown}"
-
-
-def _shortened(note: str) -> str:
-    """Return a note without the explanation that follows a difference of ranks or steps."""
-    return note.partition("; ")[0] if note.startswith(("ranks differ: ", "steps differ: ")) else note
 
 
 def _communication(summary: VariantSummary, *, in_short: bool = False) -> str | None:
