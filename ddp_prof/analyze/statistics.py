@@ -46,22 +46,26 @@ median_per_draw: Statistic = partial(np.median, axis=(1, 2))
 mean_per_draw: Statistic = partial(np.mean, axis=(1, 2))
 
 
-_NORMAL_975 = 1.959964
-"""Quantile of the normal distribution: 2.5 % of values lie above."""
+IN_TWENTIETH, IN_FORTIETH = 0.05, 0.025
+"""Parts of all values that lie beyond one end of an interval of 90 %, and beyond one end of an interval of 95 %."""
 
-_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Quantiles of Student's t for 1, 2, ... degrees of freedom: 2.5 % of values lie above."""
+_QUANTILES = {
+    IN_TWENTIETH: (1.644854, (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)),
+    IN_FORTIETH: (1.959964, (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)),
+}
+"""The value above which such a part lies: of the normal distribution, and of Student's t for 1, 2, ... degrees of
+freedom."""
 
 
-def student_t(freedom: int) -> float:
-    """Return the value above which 2.5 % of Student's t with ``freedom`` degrees of freedom lie.
+def student_t(freedom: int, above: float = IN_FORTIETH) -> float:
+    """Return the value above which the part ``above`` of Student's t with ``freedom`` degrees of freedom lies.
 
     Beyond the table it is the normal distribution's, with the first two terms of the expansion by E. Cornish and R.
     Fisher (1937), which is right to 0.002.
     """
-    if freedom <= len(_T_975):
-        return _T_975[freedom - 1]
-    z = _NORMAL_975
+    z, table = _QUANTILES[above]
+    if freedom <= len(table):
+        return table[freedom - 1]
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
@@ -118,7 +122,7 @@ def _widen(units: int, independent: float) -> float:
     units that resemble each other, Student's t is that of all units: with that of the independent ones, ten steps of
     which the first few are slow had an interval four times as wide, which let a fourfold exposed time pass.
     """
-    return math.sqrt(units / (independent - 1)) * student_t(units - 1) / _NORMAL_975
+    return math.sqrt(units / (independent - 1)) * student_t(units - 1) / _QUANTILES[IN_FORTIETH][0]
 
 
 LEAST_FOR_LIKENESS = 8
@@ -132,6 +136,9 @@ def _count_independent(values: Numbers) -> float:
     order), they tell as much as ``n (1 - r) / (1 + r)`` (G. Bayley and J. Hammersley, Supplement to the Journal of the
     Royal Statistical Society 8, 1946): 25 with r = 0.6 are like 6. Units that alternate are not counted as more than
     there are.
+
+    A bootstrap of blocks of consecutive units (H. Künsch, 1989) serves no better: of 400 drawn runs of 12, 20 and 60
+    steps with r = 0.6, its 95 % interval of the mean held the truth in 82, 85 and 88 %, this one in 83, 88 and 90 %.
     """
     count, off = len(values), values - values.mean()
     spread = float((off**2).sum())
@@ -211,6 +218,17 @@ def half_width_of_steps(
         return None
     figure = float(statistic(table[None])[0])
     return max(figure - interval[0], interval[1] - figure)
+
+
+def half_width_of_mean(values: Numbers) -> float:
+    """Return half of the width of the 95 % interval of the mean of consecutive steps, at least :data:`LEAST_STEPS`.
+
+    ``values`` has one value per step, in their order; the result is in the same unit.
+    """
+    interval = bootstrap_interval(values, mean_per_draw, are_consecutive=True)
+    assert interval is not None
+    low, high = interval
+    return (high - low) / 2
 
 
 def half_width_of_change(before: float, after: float) -> float:

@@ -52,6 +52,19 @@ def test_the_interval_of_many_normal_steps_is_that_of_theory(statistic: statisti
     assert (high - low) / 2 == pytest.approx(1.96 * factor * steps.std() / len(steps) ** 0.5, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("freedom", "above", "quantile"),
+    [
+        (3, statistics.IN_TWENTIETH, 2.353),
+        (30, statistics.IN_TWENTIETH, 1.697),
+        (3, statistics.IN_FORTIETH, 3.182),
+        (30, statistics.IN_FORTIETH, 2.042),
+    ],
+)
+def test_the_quantiles_of_students_t_are_those_of_the_tables(freedom: int, above: float, quantile: float) -> None:
+    assert statistics.student_t(freedom, above) == pytest.approx(quantile, abs=0.001)
+
+
 @pytest.mark.parametrize(("steps", "wider"), WIDER.items())
 def test_the_interval_of_few_steps_is_wider_as_students_t_is(steps: int, wider: float) -> None:
     assert statistics._widen(steps, steps) == pytest.approx(wider, rel=1e-3)

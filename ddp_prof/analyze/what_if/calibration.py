@@ -11,9 +11,8 @@ from math import hypot
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import Numbers
+from ddp_prof.analyze.statistics import Numbers, half_width_of_mean
 from ddp_prof.analyze.step_cost import Slowed
-from ddp_prof.analyze.what_if.blocks import half_of_blocks
 from ddp_prof.analyze.what_if.structure import RankStructure
 
 LEAST_DIFFERENCE = 0.05
@@ -59,7 +58,7 @@ def slowed_between(first: Numbers, second: Numbers) -> Slowed:
         return Slowed(None, None, None, TOO_ALIKE.format(one=beside / 1e6, other=other_beside / 1e6, differs=differs))
     share = float((took - other_took) / (beside - other_beside))
     # The interval: by how much the steps of each capture vary in ``took - share * beside``; both add as variances do.
-    halves = (half_of_blocks(of[:, 0] - share * of[:, 1], most=95) for of in (first, second))
+    halves = (half_width_of_mean(of[:, 0] - share * of[:, 1]) for of in (first, second))
     half = hypot(*halves) / abs(beside - other_beside)
     if share + half < 0 or share - half > 1:
         return Slowed(None, None, None, IMPOSSIBLE.format(share=100 * share))

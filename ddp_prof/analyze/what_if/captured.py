@@ -8,10 +8,11 @@ from functools import cached_property, reduce
 
 import numpy as np
 
+from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.analyze.what_if.link import LinkFit, fit_link
 from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.sizes import Gradients, find_gradients
-from ddp_prof.analyze.what_if.structure import LEAST_STEPS, RankStructure
+from ddp_prof.analyze.what_if.structure import RankStructure
 from ddp_prof.analyze.why_unknown import GRAPHS, NO_COMMUNICATION
 from ddp_prof.table import Ints
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.what_if.blocks import t_95
+from ddp_prof.analyze.statistics import IN_TWENTIETH, student_t
 from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.simulate import Floats, LinkTimes
 from ddp_prof.columns import milliseconds
@@ -107,10 +107,11 @@ def fit_means(means_ns: Floats, sizes: Ints) -> LinkFit | str:
     freedom = len(sizes) - 2
     spread = float(((sizes - sizes.mean()) ** 2).sum())
     deviation_ns = float(np.sqrt((off_ns**2).sum() / freedom)) if freedom else 0.0
+    quantile = student_t(freedom, IN_TWENTIETH) if freedom else 0.0
     return LinkFit(
         LinkTimes(float(overhead_ns), float(slope)),
-        slope_error=t_95(freedom) * deviation_ns / spread**0.5 if freedom else float(slope),
-        level_error=t_95(freedom) * deviation_ns / len(sizes) ** 0.5 if freedom else float(overhead_ns),
+        slope_error=quantile * deviation_ns / spread**0.5 if freedom else float(slope),
+        level_error=quantile * deviation_ns / len(sizes) ** 0.5 if freedom else float(overhead_ns),
         mean_bytes=float(sizes.mean()),
         smallest_bytes=int(known[0]),
         largest_bytes=int(known[-1]),

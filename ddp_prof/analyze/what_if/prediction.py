@@ -16,8 +16,8 @@ from math import hypot
 import numpy as np
 
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
+from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
 from ddp_prof.analyze.step_cost import ON_CPU, Slowed
-from ddp_prof.analyze.what_if.blocks import half_of_blocks
 from ddp_prof.analyze.what_if.calibration import calibrate
 from ddp_prof.analyze.what_if.captured import Captured
 from ddp_prof.analyze.what_if.link import LinkFit, fit_means
@@ -34,7 +34,7 @@ from ddp_prof.analyze.what_if.questions import (
 from ddp_prof.analyze.what_if.rules import DEFAULT_MB, fill_at_most, fill_until_reached, mebibytes
 from ddp_prof.analyze.what_if.simulate import Buckets, Floats, LinkTimes, StepModel, simulate
 from ddp_prof.analyze.what_if.sizes import Gradients
-from ddp_prof.analyze.what_if.structure import LEAST_STEPS, RankStructure
+from ddp_prof.analyze.what_if.structure import RankStructure
 from ddp_prof.analyze.what_if.today import divide_today
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -517,7 +517,7 @@ class Predictor:
             changed = self._changed(question, buckets, at, times, slowed)
             return abs(float(changed.mean() - change_ns.mean()))
 
-        yield "steps", half_of_blocks(change_ns)
+        yield "steps", _OF_95 * half_width_of_mean(change_ns)
         # Slowdown of compute: 0 to 1 where its interval is not known. Its interval is one of 95 %.
         low, high = self.slowed.low, self.slowed.high
         shares = (min(0.95, max(0.0, end)) for end in (0.0 if low is None else low, 1.0 if high is None else high))

@@ -28,6 +28,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.analyze.why_unknown import why_unknown
 from ddp_prof.communication import VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import parse_ranges
@@ -48,7 +49,6 @@ _PER_THREAD = 4
 
 MOST_STEPS = 60
 """The most steps that are used: this number of evenly spread steps is enough for an interval."""
-LEAST_STEPS = 3
 ALIKE = 0.75
 """At least this fraction of the steps must have the same collectives, and kernels; the other steps are left out."""
 

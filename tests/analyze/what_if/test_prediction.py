@@ -12,7 +12,6 @@ import pytest
 from ddp_prof import load_runs
 from ddp_prof.analyze.step_cost import ON_CPU, Slowed
 from ddp_prof.analyze.what_if import questions as ask
-from ddp_prof.analyze.what_if.blocks import half_of_blocks
 from ddp_prof.analyze.what_if.captured import Captured
 from ddp_prof.analyze.what_if.link import fit_link
 from ddp_prof.analyze.what_if.prediction import (
@@ -404,15 +403,6 @@ def test_what_is_so_today_is_no_change() -> None:
 
 def test_as_many_files_are_looked_at_as_runs_measure() -> None:
     assert MOST_FILES == MOST_FILES_OF_KERNELS
-
-
-@pytest.mark.parametrize("steps", [3, 4, 5, 8, 12, 60])
-def test_the_interval_of_few_steps_holds_their_mean_in_nine_of_ten_captures(steps: int) -> None:
-    """Drawn blocks alone held it in six of ten captures of three steps."""
-    random = np.random.default_rng(2)
-    values = [random.normal(size=steps) for _ in range(400)]
-    inside = sum(abs(float(one.mean())) <= half_of_blocks(one) for one in values)
-    assert 0.86 * 400 <= inside <= 0.97 * 400
 
 
 def test_a_slowdown_without_an_interval_may_be_any() -> None:
