@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from ddp_prof.analyze.kernels.contention import measure_contention
 from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.step_cost import PARTS, find_slowed
+from ddp_prof.trace import UNKNOWN, Trace
 from tests.analyze.contended_device import (
     CLASSES,
     WITHOUT,
@@ -49,12 +51,21 @@ def true_share(ranks: list[Rank]) -> float | None:
     return sum(op.slowed_ns for op in ops) / beside if beside else None
 
 
+def later(trace: Trace, by_ns: int) -> Trace:
+    moved = {}
+    for name in ("activities", "spans", "calls", "synchronizations"):
+        table = getattr(trace, name)
+        times = {one.name: getattr(table, one.name) for one in fields(table) if one.name in ("start_ns", "end_ns")}
+        moved[name] = replace(table, **{key: ns + np.where(ns == UNKNOWN, 0, by_ns) for key, ns in times.items()})
+    return replace(trace, **moved)
+
+
 class Outcome:
     """What is known of a program, and what was found."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, began_ns: int = 0) -> None:
         self.program, self.ranks = program, run(program)
-        traces = [trace_of(rank, at, len(self.ranks)) for at, rank in enumerate(self.ranks)]
+        traces = [later(trace_of(rank, at, len(self.ranks)), began_ns) for at, rank in enumerate(self.ranks)]
         events = [find_rank_events(trace) for trace in traces]
         ranks = [rank for of_trace in events for rank in of_trace]
         self.contention = measure_contention(list(map(find_kernel_runs, ranks)))
@@ -115,6 +126,14 @@ def test_the_gain_without_a_single_queue_is_that_of_a_device_with_several(seed: 
             assert finding.expected_gain_ns is not None, finding.gain_reason
             if outcome.contention.slowed is not None:
                 assert outcome.error(finding) <= TOLERANCE, finding
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_gain_does_not_depend_on_when_a_recording_began(seed: int) -> None:
+    """On a clock that counts from 1970, as torch.profiler's and ``--ts-normalize``, gains were off by 100 ns."""
+    program = draw_program(seed)
+    since_1970 = Outcome(program, began_ns=1_700_000_000_123_456_789)
+    assert since_1970.findings == Outcome(program).findings
 
 
 @pytest.mark.parametrize("seed", [5003, 5021, 5030])

@@ -348,13 +348,19 @@ def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
     """
     # Select the links to these times, ordered by head, and number the times from ``first`` on.
     # Times are in the order of calls: those of a host that runs ahead are before those of earlier calls' work.
-    recorded, end = replay.times.time_ns, int(wanted.max()) + 1
-    low = int(np.argmax(recorded >= start_ns))
+    # Times count from ``start_ns`` on: as a float, a time since 1970 is off by more than 100 ns.
+    recorded, end = replay.times.time_ns - start_ns, int(wanted.max()) + 1
+    low = int(np.argmax(recorded >= 0))
     links = select(replay.links, np.flatnonzero((replay.links.head >= low) & (replay.links.head < end)))
     links = select(links, np.argsort(links.head, kind="stable"))
     known = links.tail[links.tail != UNKNOWN]
     first = min(low, int(known.min(initial=low)))
-    links = replace(links, head=links.head - first, tail=np.where(links.tail == UNKNOWN, UNKNOWN, links.tail - first))
+    links = replace(
+        links,
+        head=links.head - first,
+        tail=np.where(links.tail == UNKNOWN, UNKNOWN, links.tail - first),
+        length_ns=links.length_ns - np.where(links.tail == UNKNOWN, start_ns, 0),
+    )
     # ``rate``: the fraction of its speed that a link loses beside communication. ``work_ns``: its length without that.
     part = links.compute_ns / np.maximum(1, links.length_ns)
     rate = np.where((links.tail == UNKNOWN) | (links.length_ns <= 0), 0.0, np.minimum(_MOST_SLOWED, part * share))
@@ -366,7 +372,7 @@ def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
         time_ns = settled
         if is_settled:
             break
-    found: Ints = time_ns[wanted - first]
+    found: Ints = time_ns[wanted - first] + start_ns
     return found
 
 
