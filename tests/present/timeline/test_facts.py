@@ -30,6 +30,22 @@ def arrows(node: Node) -> list[list[float]]:
     return [[round(ms * 1000, 3) for ms in arrow] for arrow in found]
 
 
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("void at::native::(anonymous namespace)::reduce_kernel<512>(at::Op<x>)", "reduce_kernel<512>(at::Op<x>)"),
+        ("void at::native::<unnamed>::softmax<float>(T1)", "softmax<float>(T1)"),
+        ("void cutlass::Kernel<cutlass_80_s1688gemm>(T1::Params)", "cutlass::Kernel<cutlass_80_s1688gemm>(T1::Params)"),
+        ("saxpy(double *)", "saxpy(double *)"),
+        ("aten::linear, seq = 3", "aten::linear, seq = 3"),
+        ("volta_sgemm_128x32_nn", "volta_sgemm_128x32_nn"),
+    ],
+)
+def test_a_name_that_is_cut_begins_with_what_tells_it_from_others(node: Node, name: str, label: str) -> None:
+    """Most boxes of torch's kernels were called 'void at::na…'."""
+    assert node.ask("withoutNamespaces(argument)", name) == label
+
+
 class TestLaunches:
     @pytest.fixture
     def drawn(self, node: Node, tmp_path: Path) -> Node:

@@ -61,3 +61,8 @@ export function digits(value) {
 export function sizeOf(bytes) {
   return bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MiB` : `${bytes.toLocaleString("en")} bytes`;
 }
+
+/** A name of a function of C++ without the return type void and namespaces; a mere `kernel` keeps its last one. */
+export function withoutNamespaces(name) {
+  return name.replace(/\((?:anonymous namespace|unnamed)\)::|<unnamed>::/g, "").replace(/^(?:void )?(?:\w+::)*?(?=(?:\w+::kernel|(?!kernel\b)\w+)[<(])/i, "");
+}

@@ -1,6 +1,9 @@
 // Measures texts, shortens them, and escapes them for Plotly.
 
+import { withoutNamespaces } from "./format.js";
+
 export const FONT_PX = 12;
+const LEAST_LETTERS = 6;
 const widths = new Map();
 /** @type {?CanvasRenderingContext2D} */
 let measuring = null;
@@ -18,13 +21,16 @@ export function widthOf(text) {
   return widths.get(text);
 }
 
-/** The text that fits: the title, its label, or the beginning of a title without a label. */
+/** The text that fits: the title, its label or, without a label, the title without namespaces, or its beginning. */
 export function fitting(texts, room) {
   const [title, label] = texts;
   if (widthOf(title) <= room) return title;
   if (label) return widthOf(label) <= room ? label : "";
-  const letters = Math.floor((title.length * room) / widthOf(title)) - 1;
-  return letters >= 6 ? title.slice(0, letters) + "…" : "";
+  const name = withoutNamespaces(title);
+  if (widthOf(name) <= room) return name;
+  let letters = Math.floor((name.length * room) / widthOf(name)) - 1;
+  while (letters >= LEAST_LETTERS && widthOf(`${name.slice(0, letters)}…`) > room) letters -= 1;
+  return letters >= LEAST_LETTERS ? `${name.slice(0, letters)}…` : "";
 }
 
 /** Escapes a name for Plotly, which reads a subset of HTML. */
