@@ -90,6 +90,7 @@ class TraceInventory(Brief):
     advice: tuple[str, ...]
     warnings: tuple[str, ...]
     recognized: tuple[tuple[str, str, str], ...] = ()
+    recorder: str | None = None
 
 
 def take_inventory(
@@ -128,6 +129,7 @@ def take_inventory(
         advice=tuple(_find_advice(trace, processes, ranks)),
         recognized=tuple(recognized),
         warnings=diagnose(trace, ranks),
+        recorder=trace.recorder,
     )
 
 

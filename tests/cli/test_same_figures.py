@@ -185,6 +185,8 @@ def test_what_two_commands_print_is_one_figure(trace: Path) -> None:
     steps = [sum(step["host_ns"] is not None for step in rank["steps"]) for rank in ranks.values()]
     assert sorted(process["steps"] for process in document("info")["processes"]) == sorted(steps)
     assert compared["steps"] == summary["steps"] == max(steps)
+    (_, profiler, *_), (_, of_info, *_) = (run(command, trace).stdout.split(" · ") for command in ("kernels", "info"))
+    assert of_info == profiler, "'kineto' and 'nsys-sqlite' are no names of profilers"
     for key, rank in ranks.items():
         own = [one for one in collectives["collectives"] if (one["process"], one["device"]) == key]
         assert len(own) == rank["collectives"]

@@ -9,17 +9,16 @@ from ddp_prof.columns import table_row
 from ddp_prof.errors import printable, shown_path
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.table import SCHEMA, TableView
+from ddp_prof.present.tables.overlap import name_of_profiler
 from ddp_prof.present.text import source_name
 from ddp_prof.variants import variant_extras
 
 
 def info_view(inventory: TraceInventory) -> TableView:
     """Return the table of what a trace contains, with a row per process, and advice in its notes."""
-    producer = f" {inventory.producer}" if inventory.producer else ""
-    title = (
-        f"{source_name(inventory.trace, 1)} · {inventory.source}{producer} · device: {inventory.device} · "
-        f"{inventory.duration_ns / 1e9:.3f} s"
-    )
+    profiler = name_of_profiler(inventory.source, inventory.recorder, inventory.producer)
+    length = f"{inventory.duration_ns / 1e9:.3f} s"
+    title = f"{source_name(inventory.trace, 1)} · {profiler} · device: {inventory.device} · {length}"
     rows = [table_row(process) for process in inventory.processes]
     made = [_how_made(inventory.manifest)] if inventory.manifest else []
     names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)

@@ -158,10 +158,11 @@ def profiler_name(result: TraceOverlap) -> str:
 
     Files of one run may be of several profilers.
     """
-    return " and ".join(dict.fromkeys(_profiler_name(*of_file) for of_file in result.recorded_by))
+    return " and ".join(dict.fromkeys(name_of_profiler(*of_file) for of_file in result.recorded_by))
 
 
-def _profiler_name(source: str, recorder: str | None, exporter: str | None) -> str:
+def name_of_profiler(source: str, recorder: str | None, exporter: str | None) -> str:
+    """Return the profiler that recorded a file; for nsys with the versions, as in :func:`profiler_name`."""
     name = SOURCE_NAMES.get(source, source)
     if name != "nsys" or not (recorder or exporter):
         return name
