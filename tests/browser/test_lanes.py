@@ -56,6 +56,14 @@ def bar_begins_at_the_left_edge(visit: Visit) -> bool:
     return left == min(box["left"] for box in visit.boxes(".bar button") if box["width"])
 
 
+@pytest.mark.parametrize("width", [640, 740])
+def test_where_letters_are_twice_as_large_the_lanes_are_in_view(visit: Visit, page: Path, width: int) -> None:
+    """A window of 1280 pixels at 200 % is one of 640: there the legend had a line for each of its entries."""
+    visit.resize(width, 450)
+    visit.open_timeline(page)
+    assert visit.boxes("#labels button")[0]["top"] < 450
+
+
 FOLDED = ["host", "ranges, main thread", "CUDA calls, 2 threads", "compute, stream 7", "communication, stream 9",
           "where time goes"]  # fmt: skip
 

@@ -25,7 +25,7 @@ const OTHER_LEVEL = 17;
 const LOW_STRIP = 20, LOW_GAP = 4; // of a file whose only rank is one bar
 const LOWEST_LEVEL = 1.3, TALLEST_STACK = 44, MOST_LEVELS = 12;
 export const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
-export const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
+export const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 760, NARROW_SIDE = 10, NARROW_LEGEND = 10;
 export const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, beside an entry's text, free in any case
 export const TOGETHER = { calls: "CUDA calls", ranges: "ranges" };
 
