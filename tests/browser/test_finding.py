@@ -58,7 +58,7 @@ class TestSearch:
         low, high = visit.ask("page.selection")
         assert (title(visit), views[1][0] < (low + high) / 2 < views[1][1]) == ("compute d", True)
         assert views[1] != views[0]
-        visit.blur("#search")
+        visit.press("Tab")
         visit.press("f")
         zoomed = window(visit)
         low, high = visit.ask("page.selection")
