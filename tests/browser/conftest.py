@@ -175,6 +175,14 @@ class Visit:
         """Choose light or dark."""
         self._do(lambda: self._page.emulate_media(color_scheme=scheme))
 
+    def put_on_paper(self) -> None:
+        """Show the page as its print."""
+        self.ask("dispatchEvent(new Event('beforeprint'))")
+        self._do(lambda: self._page.emulate_media(media="print"))
+
+    def leave_paper(self) -> None:
+        self._do(lambda: self._page.emulate_media(media="screen"))
+
     def show(self, start_ns: float, end_ns: float) -> None:
         """Show a window of the axis of a timeline."""
         self.ask("page.show(...argument)", [start_ns, end_ns])
@@ -380,7 +388,7 @@ def visit(tab: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
 def visit_in(tab: Any, palette: str = "light") -> Iterator[Visit]:
     """A visit that begins with the usual size and palette."""
     tab.set_viewport_size({"width": 1400, "height": 800})
-    tab.emulate_media(color_scheme=palette)
+    tab.emulate_media(color_scheme=palette, media="screen")
     visit = Visit(tab)
     heard = {
         "console": lambda message: visit._complaints.append(f"{message.type}: {message.text}"),

@@ -52,6 +52,24 @@ def test_a_report_opens_from_disk_and_its_pages_lead_to_each_other(visit: Visit,
     assert {url.rpartition("/")[0] for url in visit.requests} == {two_runs.as_uri()}
 
 
+def test_on_paper_a_page_is_as_wide_as_on_the_screen_and_has_no_controls(visit: Visit, two_runs: Path) -> None:
+    """Figures and tables were cut at the right edge of the sheet, below 'scroll sideways to see all'."""
+    for name, controls, kept in (
+        ("index", "nav a >> nth=0", "td >> nth=0"),
+        ("naive", "#zoom-in", "#in-view"),
+        ("naive-why", ".pages a >> nth=0", "td >> nth=0"),
+    ):
+        visit.go((two_runs / f"{name}.html").as_uri())
+        assert (visit.is_seen(controls), visit.is_seen(kept)) == (True, True)
+        visit.put_on_paper()
+        assert (visit.is_seen(controls), visit.is_seen(kept)) == (False, True)
+        assert 1400 * float(visit.ask("getComputedStyle(document.body).zoom")) == pytest.approx(975), "of 1400 pixels"
+        scrolls = ".scroll, .wide, .below"
+        assert set(visit.each(scrolls, "(each) => getComputedStyle(each).overflowX")) <= {"visible"}
+        assert set(visit.each(scrolls, "(each) => getComputedStyle(each, '::before').display")) <= {"none"}
+        visit.leave_paper()
+
+
 def has_one_title(visit: Visit) -> bool:
     """One, that a tab of the browser can show."""
     return visit.count("h1") == 1 and len(visit.title) < 80
