@@ -14,8 +14,10 @@ from ddp_prof.analyze.core.blocking import RankBlocking
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.quality import diagnose
 from ddp_prof.ingest.call_order import infer_waits
-from ddp_prof.trace import UNKNOWN, Activities, Spans, Synchronizations, SyncKind, Trace
+from ddp_prof.table import concatenate, take_or_unknown
+from ddp_prof.trace import UNKNOWN, Activities, Ints, Spans, Synchronizations, SyncKind, Trace
 from tests.analyze.critical.scheduler import Device
+from tests.drawing import PID
 from tests.examples import examples
 
 COMPUTE, SIDE, COMM, OTHER_COMM, INTERNAL = 7, 8, 20, 21, 84
@@ -67,7 +69,13 @@ class Job:
         return number
 
     def trace(self, *, with_events: bool = True) -> Trace:
-        """The capture without records: only the calls that record are there. A unit of time is 10 us."""
+        return infer_waits(*self.recorded(with_events=with_events))
+
+    def recorded(self, *, with_events: bool = True) -> tuple[Trace, Ints]:
+        """The capture without records, and the events that it tells. A unit of time is 10 us.
+
+        Only the calls that record are there.
+        """
         trace = self.device.trace(has_step=True)
         calls = trace.synchronizations
         is_record, is_wait = calls.kind == SyncKind.RECORD, calls.kind == SyncKind.STREAM_WAIT
@@ -89,7 +97,7 @@ class Job:
             synchronizations=in_units(calls),
             sync_source="none",
         )
-        return infer_waits(trace, known)
+        return trace, known
 
 
 def blocking(trace: Trace) -> RankBlocking:
@@ -322,6 +330,31 @@ def jobs(draw: st.DrawFn) -> Job:
             waiting.append(job.collective(draw(st.integers(0, 12)), after=SIDE))
     job.compute(1)
     return job
+
+
+def waits_of(trace: Trace, process: int) -> list[tuple[int, ...]]:
+    """Each record and wait of a process: its number, stream, and the number of the record that it waits for."""
+    calls = trace.synchronizations
+    awaited = take_or_unknown(calls.correlation, calls.awaits)
+    own = calls.process == process
+    return sorted(zip(*(column[own].tolist() for column in (calls.correlation, calls.stream, awaited)), strict=True))
+
+
+@examples(200)
+@given(jobs(), jobs())
+def test_what_a_stream_waited_for_does_not_depend_on_another_process(job: Job, other: Job) -> None:
+    """Numbers of calls, threads and streams are those of a process: each process has the same."""
+    (trace, events), (beside, events_beside) = job.recorded(), other.recorded()
+    joined = {}
+    for name in ("activities", "calls", "synchronizations"):
+        own, theirs = getattr(trace, name), getattr(beside, name)
+        joined[name] = concatenate(own, replace(theirs, process=theirs.process + 1))
+    both = infer_waits(
+        replace(trace, **joined, launching_calls=None, has_ambiguous_launch=None),
+        np.concatenate([events, events_beside]),
+    )
+    for alone, process in ((infer_waits(trace, events), PID), (infer_waits(beside, events_beside), PID + 1)):
+        assert waits_of(both, process) == waits_of(alone, PID)
 
 
 @pytest.mark.slow
