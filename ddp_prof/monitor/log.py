@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import convert
+from msgspec import ValidationError, convert
 
 from ddp_prof.annotate.monitor_format import LOG_NAME, first_step
 from ddp_prof.bounded_file import read_at_most
@@ -145,6 +145,6 @@ def _record_in(line: str) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(line)
         convert(record, _Record)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, too
+    except (ValueError, ValidationError, RecursionError):  # of msgspec 0.18 it is no ValueError
         return None
     return record if record["schema"] == SCHEMA else None
