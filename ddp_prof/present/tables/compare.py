@@ -160,22 +160,26 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
     """Return the rows for people: a change that is not significant is shown as the interval within which it lies."""
     rows = waterfall_rows(waterfall)
     for row, change in zip(rows[1:], waterfall.changes, strict=True):
-        for part in (*PARTS, "step"):
-            if change.is_beyond_spread(part) is False:
-                key = "sum_ms" if part == "step" else f"{part}_ms"
-                width = change.half_width_ns.get(part)
-                row[key] = f"within ±{width / 1e6:.2f}" if width else row[key]
+        for part, width_ns in _parts_within(change).items():
+            row["sum_ms" if part == "step" else f"{part}_ms"] = f"within ±{width_ns / 1e6:.2f}"
     return rows
+
+
+def _parts_within(change: Change) -> dict[str, int]:
+    """Return the parts of the step whose change is not significant, and half of the interval within which it lies."""
+    widths_ns = {part: change.half_width_ns.get(part) for part in (*PARTS, "step")}
+    return {part: ns for part, ns in widths_ns.items() if ns and change.is_beyond_spread(part) is False}
 
 
 def waterfall_notes(waterfall: Waterfall, summaries: Sequence[VariantSummary] = ()) -> list[str]:
     """Return how to read the waterfall, which runs are of other jobs or left out, and what is not known."""
     notes = ["mean step, ms: the first row has the parts of the step"] if waterfall.budgets else []
     if waterfall.changes:
-        notes = [
-            f"{notes[0]}, each other row their changes and that of the step",
-            "within ±: the steps of both runs vary too much to show a change (95 %, all parts together); see the CSV",
-        ]
+        notes = [f"{notes[0]}, each other row their changes and that of the step"]
+    if any(map(_parts_within, waterfall.changes)):
+        notes.append(
+            "within ±: the steps of both runs vary too much to show a change (95 %, all parts together); see the CSV"
+        )
     notes += other_job_texts(summaries)
     notes += [f"{label}: left out, {reason}" for label, reason in _left_out(waterfall)]
     notes += [

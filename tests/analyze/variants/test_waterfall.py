@@ -238,6 +238,14 @@ def test_the_picture_marks_what_cannot_be_told() -> None:
         assert signs == ["", "-", ""], "a run has a length, only a part has a change"
 
 
+@pytest.mark.parametrize(("steps", "vary"), [([150, 90, 210, 130, 170], True), ([150] * 5, False)])
+def test_steps_are_said_to_vary_too_much_where_a_change_lies_within_that(steps: list[int], vary: bool) -> None:
+    """It was said below each waterfall, also of steps that are all alike."""
+    waterfall = waterfall_of(run_of_steps("naive", steps), run_of_steps("flat", steps))
+    assert any("within ±" in str(cell) for row in readable_rows(waterfall) for cell in row.values()) == vary
+    assert any("vary too much" in note for note in waterfall_notes(waterfall)) == vary
+
+
 def test_two_steps_tell_no_scatter() -> None:
     (change,) = waterfall_of(run_of_steps("naive", [150, 90]), run_of_steps("flat", [20, 21])).changes
     assert change.half_width_ns == {}
