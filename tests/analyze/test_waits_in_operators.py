@@ -47,6 +47,36 @@ def test_an_operator_that_waits_for_its_collective_hides_none_of_it(tmp_path: Pa
     assert rank.backward_overlapped_ns == 1 * US, "what autograd's engine calls is backward's"
 
 
+@pytest.mark.parametrize(
+    ("lost", "note"),
+    [
+        ("gloo:all_reduce", "step 1 left out: fewer collectives were recorded in it than torch's operators call there"),
+        ("aten::mm", "step 1 left out: no operator was recorded in it"),
+        ("c10d::allreduce_", ""),
+    ],
+)
+@pytest.mark.parametrize("late", [0, 60])
+def test_a_step_of_which_a_part_was_lost_does_not_count(lost: str, note: str, late: int, tmp_path: Path) -> None:
+    """It was said to do without communication. A thread of gloo may take up a collective in the next step."""
+    drawn = [
+        (category, name, 100 * step + start, length, tid)
+        for step in range(4)
+        for category, name, start, length, tid in (
+            ("user_annotation", f"step|index={step}", 0, 100, 1),
+            ("cpu_op", "aten::mm", 10, 10, 1),
+            ("cpu_op", "aten::mm", 20, 10, 1),
+            ("cpu_op", "c10d::allreduce_", 32, 1, 1),
+            ("user_annotation", "gloo:all_reduce", 50 + late * (step == 2), 20, 2),
+        )
+    ]
+    events = [event(kind, name, str(at), str(length), tid=tid) for kind, name, at, length, tid in drawn]
+    there = [text for text, (_, name, at, *_) in zip(events, drawn, strict=True) if name != lost or at // 100 != 1]
+    (run,) = dp.load_runs(write(tmp_path / "x.json", there))
+    result = run.overlap()
+    assert [step.step for step in result.ranks[0].steps] == [0, *([] if note else [1]), 2, 3]
+    assert [text for text in result.warnings if "left out" in text] == [note] * bool(note)
+
+
 def test_what_gloo_does_beside_collectives_with_ranges_is_communication_too(tmp_path: Path) -> None:
     """As tensor parallelism's all-reduces beside FSDP2, whose gathers are marked, or hybrid FSDP2's own."""
     events = [

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.core.attribution import are_gloo_events, find_operations, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import name_steps
+from ddp_prof.communication import BARRIER, OPERATIONS, POINT_TO_POINT
+from ddp_prof.table import is_in
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, select, take_or_unknown
 
 
@@ -30,10 +32,15 @@ def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEven
                 )
             is_incomplete = is_incomplete | is_beside
     elif rank.has_steps:
-        is_incomplete = _hold_nothing(rank)
-        if is_incomplete.any():
-            which, them = name_steps(rank.steps.names, is_incomplete), "it" if is_incomplete.sum() == 1 else "them"
-            step_notes += (f"{which} left out: nothing that its host did was recorded in {them}",)
+        for lacks, what in (
+            (_hold_nothing(rank), "nothing that its host did was recorded in {}"),
+            (_hold_no_operator(rank), "no operator was recorded in {}"),
+            (_lack_collectives(rank), "fewer collectives were recorded in {} than torch's operators call there"),
+        ):
+            if (is_new := lacks & ~is_incomplete).any():
+                which, them = name_steps(rank.steps.names, is_new), "it" if is_new.sum() == 1 else "them"
+                step_notes += (f"{which} left out: {what.format(them)}",)
+                is_incomplete |= is_new
     measured: Mask = ~(rank.steps.warmup | is_incomplete)
     if warmup_steps:
         is_warmup = measured & (np.cumsum(measured) <= warmup_steps)
@@ -66,6 +73,43 @@ def _hold_nothing(rank: RankEvents) -> Mask:
     has_any = recorded.covered_ns(rank.steps.start_ns, rank.steps.end_ns) > 0
     found: Mask = ~(has_any | rank.steps.warmup) & has_any.any()
     return found
+
+
+def _hold_no_operator(rank: RankEvents) -> Mask:
+    """Return which steps of a CPU rank have no compute, although torch's operators tell that of other steps."""
+    has_any = rank.union_of(Category.COMPUTE).covered_ns(rank.steps.start_ns, rank.steps.end_ns) > 0
+    found: Mask = ~(has_any | rank.steps.warmup) & has_any.any() & (len(rank.trace.operators) > 0)
+    return found
+
+
+def _lack_collectives(rank: RankEvents) -> Mask:
+    """Return which steps of a CPU rank lack events of gloo: more than usual of those that torch's operators asked for.
+
+    A thread of gloo may begin one in a later step, so what was asked for is lacking if it is not made up for later::
+
+        asked for by then      1  2  3  4
+        begun by then          1  1  1  3      one of step 1 is lost, that of step 2 begins in step 3
+        lacking by then        0  1  1  1      the least of this and all later differences
+    """
+    ranges, calls, steps = rank.collective_ranges, rank.trace.collective_calls, rank.steps
+    is_gloo = are_gloo_events(rank.trace, ranges) & (ranges.end_ns > ranges.start_ns)
+    if not is_gloo.any() or not len(calls):
+        return np.zeros(len(steps), np.bool_)
+    differs = np.zeros(len(steps), np.int64)
+    for operation, at_ns, sign in (
+        (find_operations(rank.trace, calls.name_id), calls.start_ns, 1),
+        (ranges.operation[is_gloo], ranges.start_ns[is_gloo], -1),
+    ):
+        begun_ns = np.sort(at_ns[is_in(operation, _COUNTED)])
+        differs += sign * np.searchsorted(begun_ns, np.append(steps.start_ns[1:], np.iinfo(np.int64).max))
+    lacking = np.diff(np.minimum.accumulate(differs[::-1])[::-1], prepend=0)
+    counts, times = np.unique(lacking, return_counts=True)
+    found: Mask = (lacking > counts[times.argmax()]) & ~steps.warmup
+    return found
+
+
+_COUNTED = tuple(at for at, name in enumerate(OPERATIONS) if name not in (BARRIER, POINT_TO_POINT))
+"""Operations (indices) of which gloo records one event for each operator of torch."""
 
 
 def _steps_of_events(rank: RankEvents, is_incomplete: Mask) -> Ints:
