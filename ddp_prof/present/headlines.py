@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.collectives.results import BESIDE
 from ddp_prof.analyze.core.blocking import ON_OTHER_DEVICE
 from ddp_prof.analyze.overlap import RankOverlap
-from ddp_prof.analyze.statistics import Outliers
+from ddp_prof.analyze.statistics import CHANGES_OVERLAP, Outliers
 from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
@@ -212,7 +212,11 @@ def _gain_text(summary: VariantSummary) -> str:
 
 
 def _hidden_text(summary: VariantSummary) -> str:
-    return f"{percent(summary.overlap_ratio)} of communication is hidden"
+    """Say how much communication is hidden: without steps that stand out, if the share depends on them."""
+    share, without = summary.overlap_ratio, summary.overlap_ratio_without_outliers
+    if share is None or without is None or abs(share - without) <= CHANGES_OVERLAP:
+        return f"{percent(share)} of communication is hidden"
+    return f"{percent(without)} of communication is hidden ({percent(share)} with outliers)"
 
 
 def _exposed_text(summary: VariantSummary, step_ns: int, exposed_ns: int) -> str:
