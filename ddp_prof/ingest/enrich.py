@@ -332,8 +332,9 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     The end is impossible if it lies after the ends of the next two activities of the stream. The operations of a stream
     follow each other; with programmatic dependent launch the next one may begin early, but the one after that does not
     end early. Activities that one call launched together, as a CUDA graph, have no order and are not compared, nor are
-    those whose stream is not known. The last two of a stream, which none or one follows, are compared with the waits of
-    the host (:func:`_cut_by_waits`).
+    those whose stream is not known. An end after the begin of the next activity is impossible, too, if nothing else on
+    the stream ends so late, and nothing else of its name takes half as long (:func:`_run_on_beside_the_next`). The last
+    two of a stream, which none or one follows, are compared with the waits of the host (:func:`_cut_by_waits`).
 
     Sorting all activities is what this costs, so what is there again under another number is told here, too.
     """
@@ -358,6 +359,8 @@ def cut_overlong_activities(trace: Trace) -> Trace:
             break
         ends_ns[rows] = start_ns[order[rows + 1]]
         found.append(order[rows])
+    beside = _run_on_beside_the_next(trace, order, lane, ends_ns)
+    ends_ns[beside] = start_ns[order[beside + 1]]
     last = np.flatnonzero(np.append(lane[2:] != lane[:-2], [True, True][: len(lane)]))
     outliving, until_ns = _cut_by_waits(trace, order[last])
     warnings = []
@@ -365,6 +368,11 @@ def cut_overlong_activities(trace: Trace) -> Trace:
         warnings.append(
             f"activities that were recorded as ending after later ones of their stream: "
             f"{len(np.unique(np.concatenate(found))):,}; each is taken to end where the next one begins"
+        )
+    if len(beside):
+        warnings.append(
+            f"activities that were recorded as running on beside the next one of their stream: {len(beside):,}, each "
+            "more than twice as long as all others of its name; each is taken to end where the next one begins"
         )
     if len(outliving):
         warnings.append(
@@ -379,7 +387,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     return replace(
         trace,
         activities=replace(activities, end_ns=cut_ns),
-        overlong=np.unique(np.concatenate([*found, outliving])),
+        overlong=np.unique(np.concatenate([*found, order[beside], outliving])),
         warnings=(*trace.warnings, *warnings),
     )
 
@@ -387,7 +395,49 @@ def cut_overlong_activities(trace: Trace) -> Trace:
 _AWAITED_NS = 50_000
 """An activity outlives a wait of the host if it ends more than this after the wait's end."""
 _LEAST_LIKE_IT = 3
-"""Smallest number of others of its name that must all take less than half as long as one that outlives a wait."""
+"""Smallest number of others of its name that must all take less than half as long as one with an impossible end."""
+
+
+_MOST_BESIDE = 8
+"""Largest number of activities of a trace that run on beside the next one of their stream by mistake."""
+
+
+def _run_on_beside_the_next(trace: Trace, order: Ints, lane: Ints, ends_ns: Ints) -> Ints:
+    """Return which activities run on when the next one of their stream has begun, although they cannot.
+
+    They take more than twice as long as all others of their name, and no other activity of the stream does so, as with
+    programmatic dependent launch.
+
+    Args:
+        trace: The trace.
+        order: Its activities by stream and start; the result holds indices of ``order``.
+        lane: The stream of each activity in that order.
+        ends_ns: The end of each activity in that order.
+    """
+    activities, none = trace.activities, np.empty(0, np.int64)
+    start_ns, number = activities.start_ns[order], activities.correlation[order]
+    rows = np.flatnonzero((ends_ns[:-1] - start_ns[1:] > _ROUNDING_NS) & (lane[1:] == lane[:-1]))
+    rows = rows[(start_ns[rows + 1] > start_ns[rows]) & (activities.lane[order[rows]] != UNKNOWN)]
+    rows = rows[(number[rows + 1] != number[rows]) | (number[rows] == UNKNOWN)]
+    if not 0 < len(rows) <= _MOST_BESIDE:
+        return none
+    too_long = np.array([_is_much_longer_than_its_like(trace, row) for row in order[rows].tolist()])
+    found: Ints = rows[~np.isin(lane[rows], lane[rows[~too_long]])]
+    return found
+
+
+def _is_much_longer_than_its_like(trace: Trace, row: int) -> bool:
+    """Return whether an activity takes more than twice as long as all others of its name and process, if they are some.
+
+    ``row`` is its row of the activities.
+    """
+    activities = trace.activities
+    alike = np.flatnonzero(
+        (activities.name_id == activities.name_id[row]) & (activities.process == activities.process[row])
+    )
+    lasts_ns = activities.end_ns[alike] - activities.start_ns[alike]
+    longest_ns = int(lasts_ns[alike != row].max(initial=0))
+    return len(alike) > _LEAST_LIKE_IT and int(activities.end_ns[row] - activities.start_ns[row]) > 2 * longest_ns
 
 
 def _cut_by_waits(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
@@ -405,16 +455,8 @@ def _cut_by_waits(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
         is_for_it &= (waits.process == process) & (waits.start_ns > trace.calls.start_ns[trace.launching_calls[row]])
         if not is_for_it.any() or (waited_ns := int(waits.end_ns[is_for_it].min())) + _AWAITED_NS >= end_ns:
             continue
-        mine = activities.process == process
-        others = np.flatnonzero(mine & (activities.name_id == activities.name_id[row]))
-        lasts_ns = activities.end_ns[others] - activities.start_ns[others]
-        longest_ns = int(lasts_ns[others != row].max(initial=0))
-        if (
-            start_ns < waited_ns
-            and len(others) > _LEAST_LIKE_IT
-            and end_ns - start_ns > 2 * longest_ns
-            and len(distinct(activities.device[mine])) == 1
-        ):
+        is_on_one_device = len(distinct(activities.device[activities.process == process])) == 1
+        if start_ns < waited_ns and is_on_one_device and _is_much_longer_than_its_like(trace, row):
             found.append(row)
             until_ns.append(waited_ns)
     return np.array(found, np.int64), np.array(until_ns, np.int64)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core import recording
+from ddp_prof.analyze.core import counted_steps, recording
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.ingest import collectives, enrich
 from ddp_prof.ingest.load import load_trace
@@ -48,9 +48,12 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
         patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
-        # Four reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
+        # Reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(recording, rule, lambda *_: False)
+        for rule in ("_hold_no_operator", "_lack_collectives"):
+            patch.setattr(counted_steps, rule, lambda rank: np.zeros(len(rank.steps), np.bool_))
+        patch.setattr(enrich, "_run_on_beside_the_next", lambda *_: np.empty(0, np.int64))
         # Where no copy is left of calls for copies, those may have taken any time: core/test_blocking.py has a test.
         patch.setattr(RankEvents, "lacks_copies", False)
         yield patch
