@@ -12,14 +12,14 @@ Incomplete steps are no samples: they and their events are left out, as warm-up 
     launches      a  b  c     a  b  c    a  b  c
     activities     aa bb cc        cc              only step 0 is complete
 
-A step that launches less, such as a micro-batch without communication, loses nothing and is complete. But a profiler
-may lose the calls, too, for example if its buffer keeps the last ones only. So a step is not complete, either, if no
-launch was recorded in it although other steps launch, or if a part of its launches seems to be lost: it launches
-nothing in a phase in which all other steps launch, or it lies beside a step without launches and has fewer than any
-other, or it has fewer than any other and work whose number lies between those of its calls and is that of none, or it
-is the first or the last one and launches much less than the others, which launch the same, or it lacks some of what
-most steps launch, where the numbers of its calls jump as far as over it in those steps; or if it has fewer nodes of
-CUDA graphs than most steps that launch as much.
+A step that lost copies is not complete, either. A step that launches less, such as a micro-batch without communication,
+loses nothing and is complete. But a profiler may lose the calls, too, for example if its buffer keeps the last ones
+only. So a step is not complete, either, if no launch was recorded in it although other steps launch, or if a part of
+its launches seems to be lost: it launches nothing in a phase in which all other steps launch, or it lies beside a step
+without launches and has fewer than any other, or it has fewer than any other and work whose number lies between those
+of its calls and is that of none, or it is the first or the last one and launches much less than the others, which
+launch the same, or it lacks some of what most steps launch, where the numbers of its calls jump as far as over it in
+those steps; or if it has fewer nodes of CUDA graphs than most steps that launch as much.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
 times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
@@ -90,6 +90,7 @@ class Recording:
         are_unnumbered: Whether launches without an activity are not lost, because activities lack their numbers.
         step_launches: Number of calls that launched something in each step.
         step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
+        step_lost_copies: Number of calls for copies in each step of which no copy was recorded; 0 if none was in any.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
         is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none,
             or most kernels of its name take some.
@@ -106,6 +107,7 @@ class Recording:
     are_unnumbered: bool
     step_launches: Ints
     step_lost: Ints
+    step_lost_copies: Ints
     is_overlong: Mask
     is_timeless: Mask
     is_silent: Mask
@@ -123,7 +125,13 @@ class Recording:
     @property
     def loses_work(self) -> bool:
         """Whether the profiler lost work: activities alone, or with the calls that launched them."""
-        return bool(self.lost or self.is_silent.any() or self.is_partial.any())
+        return bool(self.lost or self.lacks_copies.any() or self.is_silent.any() or self.is_partial.any())
+
+    @property
+    def lacks_copies(self) -> Mask:
+        """For each step, whether copies of it were lost: more than of the step that lost the fewest."""
+        lost: Mask = self.step_lost_copies > self.step_lost_copies.min(initial=np.iinfo(np.int64).max)
+        return lost
 
     @property
     def are_most_overlong(self) -> bool:
@@ -145,7 +153,7 @@ class Recording:
     @property
     def _has_other_damage(self) -> Mask:
         """For each step, whether it is incomplete for another reason than lost activities."""
-        found: Mask = self.is_overlong | self.is_timeless | self.is_silent | self.is_partial
+        found: Mask = self.is_overlong | self.is_timeless | self.is_silent | self.is_partial | self.lacks_copies
         return found
 
     @property
@@ -167,6 +175,11 @@ class Recording:
                 f"{name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
                 f"{'it' if is_lost.sum() == 1 else 'them'} have no activity{'' if self.are_unnumbered else ','} {why}"
             )
+        if self.lacks_copies.any():
+            which, of_them = name_steps(names, self.lacks_copies), self.step_lost_copies[self.lacks_copies]
+            count = int(of_them.sum())
+            calls = "a call that copies has" if count == 1 else f"{count:,} calls that copy have"
+            notes.append(f"{which} left out: {calls} no activity there, which the profiler lost")
         if self.is_overlong.any():
             which = "it" if self.is_overlong.sum() == 1 else "them"
             notes.append(
@@ -249,6 +262,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         are_unnumbered=are_unnumbered,
         step_launches=step_launches,
         step_lost=step_lost,
+        step_lost_copies=_count_lost_copies(trace, process, steps),
         is_overlong=is_overlong,
         is_timeless=is_timeless,
         is_silent=is_silent,
@@ -258,6 +272,17 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         waits=waits,
         early_waits=early_waits,
     )
+
+
+def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> Ints:
+    """Return how many calls for copies in each step have no activity with their number; 0 if no copy was recorded."""
+    calls, activities = trace.synchronizations, trace.activities
+    mine = activities.process == process
+    asked = np.flatnonzero((calls.kind == SyncKind.COPY) & (calls.process == process) & (calls.start_ns != NO_TIME))
+    if not np.any(mine & (activities.kind == Kind.COPY)):
+        asked = asked[:0]
+    lost = asked[~is_among(calls.correlation[asked], activities.correlation[mine])]
+    return _count(steps.index_at(calls.start_ns[lost]), len(steps))
 
 
 def _find_timeless(trace: Trace, process: int) -> Ints:
