@@ -325,13 +325,13 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
             left_out += count
         return kept
 
-    rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended")
-    # Leave out each step that contains a mark that it was not finished.
+    # Leave out each step that contains a mark that it was not finished: torch.profiler leaves its range open, too.
     is_mark = np.isin(spans.name_id[rows], list(unfinished))
     if is_mark.any():
         marks, rows = rows[is_mark], rows[~is_mark]
         at = innermost(spans.start_ns[rows], spans.end_ns[rows], spans.start_ns[marks])
         rows = leave_out(np.delete(rows, at[at != UNKNOWN]), "the program ended in it")
+    rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended")
     rows = leave_out(rows[spans.end_ns[rows] > spans.start_ns[rows]], "no time was recorded between begin and end")
     # If ranges overlap, keep those of one thread, then the inner ones; what still overlaps is cut by the caller.
     if not np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]):
