@@ -90,8 +90,8 @@ def gain_in_short(
     network_ns = (bounds.high_ns if bounds.high_ns is not None else bounds.network_ns) if bounds else None
     if bounds and _is_whole_step(bounds, step_ns):
         network_ns = None
-    network = _fine_percent(network_ns / step_ns) if network_ns is not None else None
-    faster = f", a faster network {network}" if network not in (None, _fine_percent(gain)) else ""
+    network = _percent_at_most(network_ns / step_ns) if network_ns is not None else None
+    faster = f", a faster network {network}" if network not in (None, _percent_at_most(gain)) else ""
     # Nothing to gain from hiding: change the long sentence.
     if not gain:
         why = " (communication slows compute)" if faster and cost and slows(cost) else ""
@@ -101,7 +101,7 @@ def gain_in_short(
     is_limited = summary.blocking_ns is None and limit_ns is not None and limit_ns < exposed_ns and not follows_idle
     delays = f", and delays other work by at most {milliseconds(limit_ns or 0)}" if is_limited else ""
     exposed = _exposed_text(summary, step_ns, exposed_ns)
-    return f"{exposed}{delays}: hiding it gains at most {_fine_percent(gain)}{faster}."
+    return f"{exposed}{delays}: hiding it gains at most {_percent_at_most(gain)}{faster}."
 
 
 def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
@@ -187,7 +187,7 @@ def _gain_text(summary: VariantSummary) -> str:
         return f"{_hidden_text(summary)}; what the rest costs per step is not known, because {why}."
     exposed = _exposed_text(summary, step_ns, exposed_ns)
     of_step = "such a step" if communicating_steps_text(summary) else "a typical step"
-    at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of {of_step}"
+    at_most = f"so hiding all of it would gain at most {_percent_at_most(gain)} of {of_step}"
     who = "a stream" if (summary.blocking_ns or 0) > BESIDE * exposed_ns else "the step"
     stands = f"{who} stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
     if summary.host_waits_usually:
@@ -249,6 +249,11 @@ def communicating_steps_text(summary: VariantSummary) -> str:
 def _fine_percent(ratio: float) -> str:
     """Format a ratio in per cent, with one decimal below 10 %."""
     return f"{100 * ratio:.1f} %" if 0.0005 <= ratio < 0.0995 else percent(ratio)
+
+
+def _percent_at_most(ratio: float) -> str:
+    """Format a limit in per cent as :func:`_fine_percent` does; it is not rounded down to ``0.0 %``."""
+    return _fine_percent(max(ratio, 0.001) if ratio else ratio)
 
 
 def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:

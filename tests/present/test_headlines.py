@@ -416,5 +416,7 @@ def test_the_limit_of_blocking_bounds_the_gain(limit_ns: int | None, gain: float
     both = replace(run, blocking_ns=30 * MS, host_waits_usually=True)  # a stream waits while another one computes
     assert both.gain_at_most == 0.3
     assert "a stream stands still for communication for 30.0 ms, and the host waits for it, so" in gain_headline(both)
+    tiny = replace(run, blocking_ns=2_500)  # 0.0025 %
+    assert "gain at most 0.1 % of" in gain_headline(tiny), "a limit is not rounded down to 0.0 %"
     beside = replace(both, hideable_ns=25 * MS)
     assert (beside.gain_at_most, replace(beside, host_waits_usually=False).gain_at_most) == (0.25, 0.25)
