@@ -33,11 +33,6 @@ OPERATIONS = (
 
 REDUCTIONS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE)
 """Operations that add values up, so they cannot be made of copies alone."""
-VOTE_BYTES, VOTE_TIMES = 64 * 1024, 10
-"""The vote on unused parameters, an all-reduce behind the buckets, has at most this number of bytes.
-
-Each bucket is at least this many times as large.
-"""
 
 Words = Sequence[tuple[str, str | None]]
 """Pairs of a word and the operation that it stands for; ``None``: the operation is not known.

@@ -22,10 +22,11 @@ from ddp_prof.analyze.collectives.timing import (
     FEW_BYTES,
     CollectiveTimings,
     are_many_and_small,
+    are_votes,
     carry_gradients,
 )
 from ddp_prof.analyze.intervals import union
-from ddp_prof.communication import REDUCE, REDUCE_SCATTER, VOTE_BYTES, VOTE_TIMES
+from ddp_prof.communication import REDUCE, REDUCE_SCATTER
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import ALL_REDUCE
 from ddp_prof.table import Brief, Ints
@@ -427,7 +428,7 @@ def _is_vote(one: Collective, bucket: Collective) -> bool:
     """Return whether a collective is so small beside a bucket that it is a vote on unused parameters, and no bucket."""
     if one.bytes is None or bucket.bytes is None:
         return False
-    return one.bytes <= VOTE_BYTES and VOTE_TIMES * one.bytes <= bucket.bytes
+    return bool(are_votes(np.array([one.bytes]), np.array([bucket.bytes])).all())
 
 
 def _exceeds_others(one: Collective, of_pass: Sequence[Collective]) -> bool:

@@ -595,6 +595,17 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     return found
 
 
+_VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
+"""The vote on unused parameters, an all-reduce behind the buckets, has at most this number of bytes, and each bucket is
+at least this many times as large."""
+
+
+def are_votes(sizes: Ints, buckets: Ints) -> Mask:
+    """Return which collectives of known sizes are votes and no buckets, beside a bucket of a known size each; bytes."""
+    votes: Mask = (sizes <= _VOTE_BYTES) & (_VOTE_TIMES * sizes <= buckets)
+    return votes
+
+
 def are_many_and_small(count: int, sizes: Ints) -> bool:
     """Return whether a pass of backward has so many reductions of gradients, and so small ones, that latency adds up.
 

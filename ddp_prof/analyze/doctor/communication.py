@@ -14,6 +14,7 @@ from ddp_prof.analyze.collectives.timing import (
     BLOCKING,
     RankCollectives,
     are_many_and_small,
+    are_votes,
     carry_gradients,
 )
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
@@ -22,7 +23,7 @@ from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvide
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
 from ddp_prof.columns import milliseconds, percent, size
-from ddp_prof.communication import OPERATIONS, VOTE_BYTES, VOTE_TIMES
+from ddp_prof.communication import OPERATIONS
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
 
@@ -687,9 +688,9 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("vote on unused parameters", _why_no_sizes(run))
     # The last collective of each pass, if it is small, far smaller than the others, and launched in these phases.
     last = select(several, several.last)
-    is_far_smaller = VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)
+    is_vote = are_votes(last.bytes, several.least_but_last(several.bytes))
     is_in_phase = np.isin(last.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
-    votes = select(last, is_far_smaller & (last.bytes <= VOTE_BYTES) & is_in_phase)
+    votes = select(last, is_vote & is_in_phase)
     if 2 * len(votes) <= len(last):
         return None
     exposed = run.typical_exposed_ns(votes.sum_of_steps(votes.exposed_ns))

@@ -23,14 +23,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import SHARDING, CollectiveTimings, carry_gradients, find_timings
+from ddp_prof.analyze.collectives.timing import SHARDING, CollectiveTimings, are_votes, carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.analyze.why_unknown import why_unknown
-from ddp_prof.communication import VOTE_BYTES, VOTE_TIMES
 from ddp_prof.range_names import parse_ranges
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, begins_run, distinct, select
 from ddp_prof.trace import Category, Kind
@@ -298,8 +297,7 @@ def _ends_with_vote(rank: RankEvents, columns: Mapping[str, Ints]) -> bool:
     if sizes.shape[1] < 2:
         return False
     if np.all(sizes[:, -1] != UNKNOWN):
-        is_small = sizes[:, -1] <= VOTE_BYTES
-        return bool(np.all(is_small & (VOTE_TIMES * sizes[:, -1] <= sizes[:, :-1].min(axis=1))))
+        return bool(are_votes(sizes[:, -1], sizes[:, :-1].min(axis=1)).all())
     if has_range.any():
         return bool(has_range[:, :-1].all() and not has_range[:, -1].any())
     took_ns = (columns["end_ns"] - columns["start_ns"]).mean(axis=0)
