@@ -18,13 +18,13 @@ from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, f
 from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.collectives.timing import (
-    BACK_TO_BACK_NS,
     FEW_BYTES,
     CollectiveTimings,
     are_many_and_small,
     are_votes,
     carry_gradients,
 )
+from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import REDUCE, REDUCE_SCATTER
 from ddp_prof.manifest import Manifest

@@ -67,9 +67,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import BACK_TO_BACK_NS, CollectiveTimings, RankCollectives
+from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.operations import Part, Pieces, assign_instants, cut_pauses
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS, sum_by_group
+from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES

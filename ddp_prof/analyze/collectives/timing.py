@@ -41,6 +41,7 @@ from ddp_prof.analyze.core.passes import launch_or_start_ns
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.result_bases import RankResult
 from ddp_prof.analyze.why_unknown import loses_launches, why_unknown, why_unknown_work
@@ -84,9 +85,6 @@ FEW_BYTES = 64 * 1024
 
 _MANY, _SMALL_BYTES = 30, 1 << 20
 """Number of a pass's reductions from which on, and size below which, they are many and small."""
-
-BACK_TO_BACK_NS = 20_000
-"""Largest gap between two operations of a stream at which the second one waited only for the first."""
 
 READY_SOURCES = ("kernel", "hook")
 """The source of the ready time: the end of the last gradient kernel, or the hook that launched the collective."""

@@ -11,6 +11,9 @@ from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, positions, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
+BACK_TO_BACK_NS = 20_000
+"""20 microseconds: an operation that waited only for another one begins at most so long after the other one's end."""
+
 
 @dataclass(frozen=True)
 class Work(Table):

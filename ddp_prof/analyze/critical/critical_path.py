@@ -28,8 +28,8 @@ import numpy as np
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.work import Work
-from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
+from ddp_prof.analyze.core.work import BACK_TO_BACK_NS, Work
+from ddp_prof.analyze.critical.hardware_queue import find_held_ns
 from ddp_prof.analyze.critical.replay import (
     Ends,
     Recorded,
@@ -156,7 +156,7 @@ class RankWork:
         if len(recorded.waits_in_backward):
             found[HOST_WAITS] = Without(syncs=recorded.waits_in_backward)
         held_ns = find_held_ns(self.work, recorded.stream, recorded.place)
-        if np.any(held_ns[self.work.is_collective] > NEXT_NS):
+        if np.any(held_ns[self.work.is_collective] > BACK_TO_BACK_NS):
             found[COMMON_QUEUE] = Without(held_ns=held_ns)
         return found
 

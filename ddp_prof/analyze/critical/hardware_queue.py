@@ -20,9 +20,6 @@ import numpy as np
 from ddp_prof.analyze.core.work import Work
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, distinct, take_or_unknown
 
-NEXT_NS = 20_000
-"""If one operation waited for another one, it begins at most this long after the end of the other one."""
-
 
 def find_held_ns(work: Work, stream: Ints, place: Ints, rows: Ints | slice = slice(None)) -> Ints:
     """Return how long each operation was held up by operations of other streams that were launched before it.

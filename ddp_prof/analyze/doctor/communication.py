@@ -10,7 +10,6 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.sizes import count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.timing import (
-    BACK_TO_BACK_NS,
     BLOCKING,
     RankCollectives,
     are_many_and_small,
@@ -18,6 +17,7 @@ from ddp_prof.analyze.collectives.timing import (
     carry_gradients,
 )
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
+from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.doctor.bucket_size import OF_MANY, OF_ONE, bucket_cap_mb
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns

@@ -18,8 +18,9 @@ from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.bucket_copies import find_bucket_copies, is_copy_within_device
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.critical.critical_path import RunCritical
-from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
+from ddp_prof.analyze.critical.hardware_queue import find_held_ns
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.contention import Contention
@@ -606,16 +607,16 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     rows = np.flatnonzero(work.is_collective & (bound_ns != NO_TIME))
     # Collectives that began later than they could, and the operations that ended shortly before each of them began:
     # positions ``first`` to ``last`` in ``by_end``.
-    is_late = work.start_ns[rows] - bound_ns[rows] > NEXT_NS
+    is_late = work.start_ns[rows] - bound_ns[rows] > BACK_TO_BACK_NS
     is_told = ~(is_late & is_in(work.activity[rows], _after_doubtful_waits(rank)))
     rows, is_late = rows[is_told], is_late[is_told]
     late = rows[is_late]
     by_end = np.argsort(work.end_ns, kind="stable")
-    first = np.searchsorted(work.end_ns[by_end], work.start_ns[late] - NEXT_NS)
+    first = np.searchsorted(work.end_ns[by_end], work.start_ns[late] - BACK_TO_BACK_NS)
     last = np.searchsorted(work.end_ns[by_end], work.start_ns[late], side="right")
     # Held up until an operation launched before it began; else until one of another stream ended that ran already when
     # the collective could have begun.
-    is_held = find_held_ns(work, stream, place, late) > NEXT_NS
+    is_held = find_held_ns(work, stream, place, late) > BACK_TO_BACK_NS
     found = int(np.count_nonzero(is_held))
     late, first, last = late[~is_held], first[~is_held], last[~is_held]
     for row, low, high in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):

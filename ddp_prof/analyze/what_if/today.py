@@ -15,13 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.what_if.simulate import Floats, StepModel
 from ddp_prof.analyze.what_if.sizes import Gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
 from ddp_prof.table import NO_TIME, Ints
-
-_NEXT_NS = 20_000
-"""20 microseconds: work that begins so soon after the work before it waited for nothing else in between."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _lags(one: RankStructure) -> tuple[float, float]:
     """
     # Free is a collective that begins well after the end of the one before; the first one of a step always is.
     previous = np.concatenate([np.full((len(one.keys), 1), NO_TIME), one.end_ns[:, :-1]], axis=1)
-    is_free = one.start_ns > previous + _NEXT_NS
+    is_free = one.start_ns > previous + BACK_TO_BACK_NS
     if one.into is not None and len(np.unique(one.into.bucket)) == one.calls:
         last = np.searchsorted(one.into.bucket, np.arange(one.calls), side="right") - 1  # last gradient of each bucket
         launches = one.launch_ns - one.into.launch_ns[:, last]
@@ -130,7 +128,7 @@ def _lags(one: RankStructure) -> tuple[float, float]:
 def _copies(one: RankStructure, gradients: Gradients, slowed: float) -> Floats:
     """Return the work of copying each gradient out of its bucket, in nanoseconds; shape (steps, gradients).
 
-    It includes the short gap (at most :data:`_NEXT_NS`) before each copy, and is 0 where no copies are known.
+    It includes the short gap (at most :data:`BACK_TO_BACK_NS`) before each copy, and is 0 where no copies are known.
     """
     out = one.out
     if out is None:
@@ -139,9 +137,9 @@ def _copies(one: RankStructure, gradients: Gradients, slowed: float) -> Floats:
     began_ns = out.ends_ns - out.took_ns
     # A longer gap between two copies is time that the second copy waited for its collective: no work.
     gap_ns = np.maximum(0, began_ns[:, 1:] - out.ends_ns[:, :-1])
-    alone[:, 1:] += np.where(gap_ns <= _NEXT_NS, gap_ns, 0)
+    alone[:, 1:] += np.where(gap_ns <= BACK_TO_BACK_NS, gap_ns, 0)
     first_ns = began_ns[:, 0] - np.maximum(one.backward_end_ns, one.end_ns[:, 0])
-    alone[:, 0] += np.clip(first_ns, 0, _NEXT_NS)
+    alone[:, 0] += np.clip(first_ns, 0, BACK_TO_BACK_NS)
     if alone.shape[1] == len(gradients.bytes):
         return alone
     # Copies and gradients do not match one to one: divide the sum of each step by bytes.
