@@ -229,7 +229,7 @@ class StepLength:
     compute_only_ns: int | None = column(
         "compute without communication at the same time",
         default=None,
-        measure=lambda steps: steps.times.compute_ns - steps.times.overlapped_ns,
+        measure=lambda steps: steps.times.compute_only_ns,
         needs=Hidden.WORK | Hidden.NAMES | Hidden.GRAPHS,
     )
     overlapped_ns: int | None = column(
@@ -253,9 +253,7 @@ class StepLength:
     idle_ns: int | None = column(
         "the rest",
         default=None,
-        measure=lambda steps: (
-            steps.times.length_ns - steps.times.compute_ns - steps.times.exposed_ns - steps.times.exposed_memory_ns
-        ),
+        measure=lambda steps: steps.times.idle_ns,
         needs=Hidden.WORK | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
     )
     blocking_ns: int | None = column(

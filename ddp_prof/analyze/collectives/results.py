@@ -14,13 +14,9 @@ from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S, Co
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
-from ddp_prof.analyze.result_bases import (
-    DataFrame,
-    FrameResult,
-    make_frame_from_rows,
-)
+from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.analyze.statistics import Outliers, find_outliers
-from ddp_prof.analyze.typical import typical_step_of
+from ddp_prof.analyze.typical import PARTS, typical_step_of
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, reason_of_run
 from ddp_prof.columns import frame_names, frame_row
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
@@ -210,14 +206,11 @@ class RunCollectives(FrameResult):
 def _parts_of_steps(rank: RankCollectives, keys: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the keys of those of a rank's steps that are in ``keys`` and have a known length, and their parts.
 
-    The parts have one row per step and five columns, in nanoseconds: compute alone, compute beside communication,
-    exposed communication, exposed memory and idle.
+    The parts have one row per step, whose columns are :data:`~ddp_prof.analyze.typical.PARTS`, in nanoseconds.
     """
     times = rank.times
     rows = np.flatnonzero(times.is_known & np.isin(rank.step_keys, keys))
-    alone, shared = times.compute_ns - times.overlapped_ns, times.overlapped_ns
-    idle = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
-    parts = np.column_stack([alone, shared, times.exposed_ns, times.exposed_memory_ns, idle])
+    parts = np.column_stack([getattr(times, f"{part}_ns") for part in PARTS])
     return rank.step_keys[rows], parts[rows]
 
 

@@ -12,9 +12,7 @@ from ddp_prof.analyze.collectives.exposed_time import WHENS, PhaseParts
 from ddp_prof.analyze.collectives.run_analysis import ClockOffset, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.result_bases import (
-    none_for_unknown,
-)
+from ddp_prof.analyze.result_bases import none_for_unknown
 from ddp_prof.table import select
 from ddp_prof.trace import NO_TIME, Ints
 

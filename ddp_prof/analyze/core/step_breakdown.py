@@ -170,6 +170,16 @@ class StepTimes(Table):
     calls_ns: Ints
 
     @property
+    def compute_only_ns(self) -> Ints:
+        """Compute without communication at the same time; means nothing where the length is not known."""
+        return self.compute_ns - self.overlapped_ns
+
+    @property
+    def idle_ns(self) -> Ints:
+        """What compute, exposed communication and exposed copies leave of the length, where that is known."""
+        return self.length_ns - self.compute_ns - self.exposed_ns - self.exposed_memory_ns
+
+    @property
     def is_known(self) -> Mask:
         known: Mask = self.length_ns != UNKNOWN
         return known
