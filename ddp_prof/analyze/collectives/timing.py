@@ -29,6 +29,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
+    MAY_REDUCE,
     OPTIMIZER_PHASE,
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
@@ -47,13 +48,14 @@ from ddp_prof.analyze.result_bases import RankResult
 from ddp_prof.analyze.why_unknown import loses_launches, why_unknown, why_unknown_work
 from ddp_prof.communication import (
     ALL_GATHER,
-    ALL_REDUCE,
     BROADCAST,
     DEVICE_BARRIER,
     NOTIFY,
     OPERATIONS,
     PEER_COPY,
     POINT_TO_POINT,
+    REDUCE,
+    REDUCE_SCATTER,
 )
 from ddp_prof.range_names import FORWARD, PHASES, parse_range
 from ddp_prof.table import positions
@@ -541,10 +543,8 @@ def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata,
     return np.where(is_copy & (found == UNKNOWN) & (recorded.span == UNKNOWN), OPERATIONS.index(PEER_COPY), found)
 
 
-SHARDING = (OPERATIONS.index("reduce_scatter"), OPERATIONS.index("reduce"))
+SHARDING = (OPERATIONS.index(REDUCE_SCATTER), OPERATIONS.index(REDUCE))
 """Operations after which not all ranks have all gradients; DeepSpeed reduces each bucket to the rank that needs it."""
-REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), *SHARDING)
-"""Operations that may reduce gradients; a collective of unknown operation may do so, too."""
 
 NUMBER_BYTES = 8
 """Largest size of a single number."""
@@ -565,7 +565,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     """
     timings = rank.timings
     # A kind is an operation of a communicator in a step. `is_late`: backward launches none but of activations.
-    is_reduction = np.isin(timings.operation, REDUCTIONS)
+    is_reduction = np.isin(timings.operation, MAY_REDUCE)
     _, step = distinct_rows(timings.step)
     _, same_kind = distinct_rows(timings.step, timings.operation, timings.group)
     knows_backward = timings.backward_end_ns != NO_TIME

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, innermost, union
-from ddp_prof.communication import ALL_REDUCE, OPERATIONS, operation_of
+from ddp_prof.communication import ALL_REDUCE, OPERATIONS, REDUCTIONS, operation_of
 from ddp_prof.growing_column import in_parts
 from ddp_prof.range_names import (
     BACKWARD,
@@ -57,6 +57,13 @@ def find_operations(trace: Trace, name_ids: Ints) -> Ints:
         operation = operation_of(trace.names[name_id])
         code[name_id] = UNKNOWN if operation is None else OPERATIONS.index(operation)
     return np.array([code[name_id] for name_id in name_ids.tolist()], np.int64)
+
+
+MAY_REDUCE = (UNKNOWN, *map(OPERATIONS.index, REDUCTIONS))
+"""Operations that may add values up, as indices into :data:`OPERATIONS`.
+
+An unknown one may do so: names of RCCL's kernels, and of NCCL's generic kernel, tell none.
+"""
 
 
 def bus_factor(operation: str | None, ranks: int | None) -> float | None:

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events, find_operations
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, MAY_REDUCE, Events, find_operations
 from ddp_prof.analyze.core.edges import Dependencies
-from ddp_prof.communication import OPERATIONS, REDUCTIONS
 from ddp_prof.table import UNKNOWN, Mask, begins_run, positions
 from ddp_prof.trace import Category, Kind, Trace
-
-_REDUCTIONS = [UNKNOWN, *(OPERATIONS.index(name) for name in REDUCTIONS)]
-"""A kernel whose name tells no operation, as those of RCCL and of NCCL's generic kernel, may reduce."""
 
 
 def need_reduced_gradients(trace: Trace, dependencies: Dependencies, events: Events, of_backward: Mask) -> Mask:
@@ -41,7 +37,7 @@ def need_reduced_gradients(trace: Trace, dependencies: Dependencies, events: Eve
     event, place = event_of[rows], positions(rows, len(activities))
     is_collective = events.category[event] == Category.COMMUNICATION
     is_collective &= events.phase[event] == BACKWARD_PHASE
-    is_reduction = is_collective & np.isin(find_operations(trace, activities.name_id[rows]), _REDUCTIONS)
+    is_reduction = is_collective & np.isin(find_operations(trace, activities.name_id[rows]), MAY_REDUCE)
     is_reduction &= activities.kind[rows] == Kind.KERNEL  # what copies communicate is not added up
 
     producer, consumer = place[dependencies.edges.producer], place[dependencies.edges.consumer]

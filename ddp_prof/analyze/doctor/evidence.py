@@ -12,8 +12,8 @@ import numpy as np
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.skew import RunSkew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, REDUCTIONS, SHARDING, carry_gradients
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, SHARDING, carry_gradients
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, MAY_REDUCE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.bucket_copies import find_bucket_copies, is_copy_within_device
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -415,7 +415,7 @@ class RunEvidence:
         is_known = len(self.gradients) or any(
             (rank.timings.phase != UNKNOWN).any() or (rank.timings.backward_end_ns != NO_TIME).any() for rank in ranks
         )
-        reduces = any(np.isin(rank.timings.operation, REDUCTIONS).any() for rank in ranks)
+        reduces = any(np.isin(rank.timings.operation, MAY_REDUCE).any() for rank in ranks)
         return NO_PHASES if reduces and not is_known else None
 
     @property
