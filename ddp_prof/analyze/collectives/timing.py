@@ -35,6 +35,7 @@ from ddp_prof.analyze.core.attribution import (
     CollectiveRanges,
     Events,
     find_operations,
+    first_by_step,
     last_by_step,
 )
 from ddp_prof.analyze.core.operations import Pauses, find_pauses
@@ -572,8 +573,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
     in_backward = timings.phase == BACKWARD_PHASE
     is_number = (timings.bytes != UNKNOWN) & (timings.bytes <= NUMBER_BYTES)
-    first_ns = np.full(int(step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
+    first_ns = first_by_step(timings.launch_ns[in_backward], step[in_backward], int(step.max(initial=-1)) + 1)
     is_early = (timings.launch_ns < first_ns[step]) & _are_with_any(step, in_backward)
     is_early |= timings.place == PLACES.index("before_backward")
     is_early &= (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME)

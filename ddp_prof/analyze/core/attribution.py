@@ -435,6 +435,17 @@ def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -
     )
 
 
+NEVER = np.iinfo(np.int64).max
+"""A time later than any."""
+
+
+def first_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
+    """Return the earliest time of each of ``steps`` steps, ``NEVER`` if a step has none."""
+    first = np.full(steps + 1, NEVER)  # events of no step (UNKNOWN is -1) go to the additional last element
+    np.minimum.at(first, step, time_ns)
+    return first[:-1]
+
+
 def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     """Return the latest time of each of ``steps`` steps, ``NO_TIME`` if a step has none."""
     last = np.full(steps + 1, NO_TIME, np.int64)  # events of no step (UNKNOWN is -1) go to the additional last element

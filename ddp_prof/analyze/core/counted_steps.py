@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import are_gloo_events, find_operations, last_by_step
+from ddp_prof.analyze.core.attribution import NEVER, are_gloo_events, find_operations, first_by_step, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import name_steps
 from ddp_prof.communication import BARRIER, OPERATIONS, POINT_TO_POINT
@@ -144,25 +144,23 @@ def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
     If the clocks of host and device disagree, both neighbours of an incomplete step are doubtful if steps overlap.
     """
     # The next incomplete step after each step: the minimum of such positions, from the last step on.
-    never, count = np.iinfo(np.int64).max, len(rank.steps)
+    count = len(rank.steps)
     place = np.arange(count)
     next_lost = np.append(np.minimum.accumulate(np.where(is_incomplete, place, count)[::-1])[::-1][1:], count)
     ended_ns = last_by_step(rank.events.end_ns, rank.events.step, count)
-    rows = rank.events.step != UNKNOWN
-    begun_ns = np.full(count, never)
-    np.minimum.at(begun_ns, rank.events.step[rows], rank.events.start_ns[rows])
+    begun_ns = first_by_step(rank.events.start_ns, rank.events.step, count)
 
     # How many steps apart complete steps are that overlap on the device: after a step, the last one that began before
     # its end. `least_ns` is the first start of each step and all after it, so it is in order.
-    least_ns = np.minimum.accumulate(np.where(is_incomplete, never, begun_ns)[::-1])[::-1]
+    least_ns = np.minimum.accumulate(np.where(is_incomplete, NEVER, begun_ns)[::-1])[::-1]
     apart = (np.searchsorted(least_ns, ended_ns) - 1 - place)[~is_incomplete]
-    pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != never)
+    pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != NEVER)
     overlap = np.any(pairs & (ended_ns[:-1] > begun_ns[1:]))
     follows = np.append(False, is_incomplete[:-1]) & overlap
     if rank.clocks_disagree:
         before = np.append(is_incomplete[1:], False) & overlap
     else:
         is_near = next_lost - place <= (apart.max(initial=0) if pairs.any() else count)
-        before = is_near & (ended_ns > np.append(rank.steps.start_ns, never)[next_lost])
+        before = is_near & (ended_ns > np.append(rank.steps.start_ns, NEVER)[next_lost])
     doubtful: Mask = ~is_incomplete & (before | follows)
     return doubtful

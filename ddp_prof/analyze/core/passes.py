@@ -27,7 +27,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPTIMIZER_PHASE, SYNCHRONIZE_PHASE, Events, last_by_step
+from ddp_prof.analyze.core.attribution import (
+    BACKWARD_PHASE,
+    NEVER,
+    OPTIMIZER_PHASE,
+    SYNCHRONIZE_PHASE,
+    Events,
+    first_by_step,
+    last_by_step,
+)
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
@@ -46,7 +54,6 @@ from ddp_prof.table import (
 from ddp_prof.trace import Category
 
 _FORWARD_PHASE = PHASES.index(FORWARD)
-_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ def whole_passes(events: Events, steps: int, follows: Mask) -> Passes:
         (events.category == Category.COMPUTE) & (events.phase == BACKWARD_PHASE) & (events.step != UNKNOWN)
     )
     at_ns, step = launch_or_start_ns(events)[rows], events.step[rows]
-    first_ns = -last_by_step(-at_ns, step, steps)  # the minimum
+    first_ns = first_by_step(at_ns, step, steps)
     last_ns, end_ns = (last_by_step(column, step, steps) for column in (at_ns, _ends_ns(events, follows)[rows]))
     found = np.flatnonzero(last_ns != NO_TIME)
     return Passes(found, first_ns[found], first_ns[found], last_ns[found], end_ns[found])
@@ -147,7 +154,7 @@ def find_passes(
     whole, at_ns = whole_passes(events, steps, follows), launch_or_start_ns(events)
     if not len(whole):
         return whole
-    first_ns, last_ns = np.full(steps, _NEVER), np.full(steps, NO_TIME)
+    first_ns, last_ns = np.full(steps, NEVER), np.full(steps, NO_TIME)
     first_ns[whole.step], last_ns[whole.step] = whole.first_ns, whole.last_ns
     # A step may have several passes if something that separates passes was launched between its first and last launch
     # of backward, or if a range of backward began there. All other steps keep their one pass.
@@ -212,7 +219,7 @@ def _parted(events: Events, follows: Mask, ranges: Intervals, main_thread: int, 
     # Only launches of the pass's own step count: if clocks disagree, these are times of the device, on which the steps
     # can overlap.
     following = Sequences(events.step[opens], at_ns[opens]).first_after(own_step, before)
-    next_ns = take_or_unknown(at_ns[opens], following, _NEVER)
+    next_ns = take_or_unknown(at_ns[opens], following, NEVER)
     return Passes(own_step, np.where(before == NO_TIME, first, np.minimum(first, next_ns)), first, last, end)
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import SHARDING, CollectiveTimings, are_votes, carry_gradients, find_timings
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, first_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
@@ -307,11 +307,9 @@ def _ends_with_vote(rank: RankEvents, columns: Mapping[str, Ints]) -> bool:
 
 
 def _begin_backward(rank: RankEvents) -> Ints:
-    """Return when the first compute of backward began in each step; a large number where it has none."""
-    rows = np.flatnonzero(rank.is_backward & (rank.events.step != UNKNOWN))
-    begins_ns = np.full(len(rank.steps), np.iinfo(np.int64).max)
-    np.minimum.at(begins_ns, rank.events.step[rows], rank.events.start_ns[rows])
-    return begins_ns
+    """Return when the first compute of backward began in each step; ``NEVER`` where it has none."""
+    events, rows = rank.events, rank.is_backward
+    return first_by_step(events.start_ns[rows], events.step[rows], len(rank.steps))
 
 
 def _covered_since(begins_ns: Ints, until_ns: Ints, covered: Intervals) -> Ints:
