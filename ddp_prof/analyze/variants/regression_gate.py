@@ -136,7 +136,7 @@ def _verdicts(run: TraceOverlap, asked: Requirements, costs: StepCosts | None) -
         yield _judge_presence(run)
     if asked.min_overlap is not None:
         yield _judge_worst(run, "min overlap", "ratio", asked.min_overlap, _overlap)
-    limits = {"exposed": asked.max_exposed_ns, "tail": asked.max_tail_ns, "blocking": asked.max_blocking_ns}
+    limits = {"exposed": asked.max_exposed_ns, "tail": asked.max_tail_ns}
     which = ""
     if asked.percentile != MEDIAN:
         is_worst = asked.percentile == WORST
@@ -144,18 +144,9 @@ def _verdicts(run: TraceOverlap, asked: Requirements, costs: StepCosts | None) -
     for what, limit in limits.items():
         if limit is not None:
             of_steps = partial(_at_percentile, f"{what}_ns", asked.percentile)
-            verdict = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
-            waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
-            if what == "blocking" and verdict.status == "passed" and waits:
-                reason = f"of streams only: what the host's own waits for collectives cost is not included ({waits})"
-                verdict = replace(verdict, reason=reason)
-            # Where blocking is not known, its upper limit may still be below the limit.
-            if what == "blocking" and verdict.status == "unknown":
-                of_steps = partial(_at_percentile, "blocking_at_most_ns", asked.percentile)
-                limited = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
-                if limited.status == "passed":
-                    verdict = replace(limited, reason="measured: an upper limit, from the times of launches")
-            yield verdict
+            yield _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
+    if asked.max_blocking_ns is not None:
+        yield _judge_blocking(run, f"max blocking{which}", asked.max_blocking_ns, asked.percentile)
     if asked.max_cost_ns is not None and costs is not None:
         yield _judge_cost(run, f"max cost{which}", asked.max_cost_ns, asked.percentile, costs)
     if asked.baseline is not None and asked.incomparable:
@@ -171,6 +162,21 @@ def _verdicts(run: TraceOverlap, asked: Requirements, costs: StepCosts | None) -
 def _at_percentile(name: str, percentile: float, rank: RankOverlap) -> float:
     """Return the percentile of an attribute of the rank's steps; raises :class:`_UnknownFigure`."""
     return float(np.percentile(list(_times(name, rank).values()), percentile))
+
+
+def _judge_blocking(run: TraceOverlap, requirement: str, limit: float, percentile: float) -> GateResult:
+    """Judge the time in which something stands still; where it is not known, its upper limit may be below ``limit``."""
+    verdict = _judge_worst(run, requirement, "ns", limit, partial(_at_percentile, "blocking_ns", percentile))
+    waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
+    if verdict.status == "passed" and waits:
+        reason = f"of streams only: what the host's own waits for collectives cost is not included ({waits})"
+        return replace(verdict, reason=reason)
+    if verdict.status == "unknown":
+        of_steps = partial(_at_percentile, "blocking_at_most_ns", percentile)
+        at_most = _judge_worst(run, requirement, "ns", limit, of_steps)
+        if at_most.status == "passed":
+            return replace(at_most, reason="measured: an upper limit, from the times of launches")
+    return verdict
 
 
 def _judge_cost(run: TraceOverlap, requirement: str, limit: float, percentile: float, costs: StepCosts) -> GateResult:
