@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ddp_prof.growing_column import Ints as Ints
 from ddp_prof.growing_column import in_order, in_parts, joined
 
+Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 _MOST_FLAGS = 1 << 20
 """Values that span less than this are numbered, or translated, by a table and not by sorting; see :func:`_codes`."""

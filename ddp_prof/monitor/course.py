@@ -27,9 +27,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddp_prof.analyze.statistics import LEAST_FOR_LIKENESS
+from ddp_prof.table import Floats, Ints, Mask
 
 FIGURES = {
     "step_ns": "step",
@@ -54,8 +54,6 @@ _MOST_LIKENESS = 0.95
 """Measurements that resemble each other more are a drift, in which no level can be told from another."""
 MOST_POINTS = 200
 """A longer course is reduced to this number of medians, because all its stretches are compared."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
     return int(start[best]), int(end[best])
 
 
-def _without_likeness(values: Floats, inside: NDArray[np.bool_]) -> Floats:
+def _without_likeness(values: Floats, inside: Mask) -> Floats:
     """Return the values less what each has from the one before, so that they can be shuffled ("prewhitening").
 
     If a value has the part r of the one before and no other memory (an autoregressive process of first order), ``value
@@ -175,7 +173,7 @@ def _without_likeness(values: Floats, inside: NDArray[np.bool_]) -> Floats:
     return own
 
 
-def _stretches(length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _stretches(length: int) -> tuple[Ints, Ints]:
     """Return the starts and the ends of all possible stretches of a course.
 
     A stretch has at least ``LEAST`` values. On each side of it are at least as many or none, but not none on both.
@@ -186,7 +184,7 @@ def _stretches(length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return start[fits], end[fits]
 
 
-def _differences(centred: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Floats:
+def _differences(centred: Floats, start: Ints, end: Ints) -> Floats:
     """Return how much the mean of each stretch differs from that of the other values, in standard deviations.
 
     A factor that is the same for all stretches is left out. ``centred`` are the values less their mean.
@@ -233,7 +231,7 @@ def _late_in_stretch(records: Sequence[Mapping[str, Any]], start: int, end: int)
         return None
     own = _without_likeness(lags, inside)
 
-    def excess(chosen: NDArray[np.bool_]) -> Floats:
+    def excess(chosen: Mask) -> Floats:
         """Return how much larger the mean lag of each rank is in the chosen measurements than in the others."""
         return own[chosen].mean(axis=0) - own[~chosen].mean(axis=0)  # type: ignore[no-any-return]
 

@@ -20,13 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.table import begins_run
+from ddp_prof.table import Floats, begins_run
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
-
-Floats = NDArray[np.float64]
 
 _ALIKE_LAGS = 0.1
 """Largest part of a lag by which another one may be smaller and still be alike."""

@@ -20,7 +20,6 @@ from functools import cached_property
 from statistics import fmean, median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
@@ -36,9 +35,18 @@ from ddp_prof.analyze.critical.replay import Links, Replay, join_replays, weigh
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.statistics import bootstrap_interval, mean_per_draw, median_per_draw
 from ddp_prof.analyze.step_cost import Slowed
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, positions, select, take_or_unknown
-
-Floats = NDArray[np.float64]
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Floats,
+    Ints,
+    Mask,
+    concatenate,
+    distinct,
+    positions,
+    select,
+    take_or_unknown,
+)
 
 Step = tuple[int, int, tuple[int, ...]]
 """The key of a step, when it begins on the common clock, and the indices of its late ranks."""

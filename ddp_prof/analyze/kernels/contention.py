@@ -22,7 +22,6 @@ import numpy as np
 from ddp_prof.analyze.kernels.kernel_times import (
     COMMUNICATION,
     UNNAMED,
-    Floats,
     KernelRuns,
     is_mostly_overlapped,
     kind_of_compute,
@@ -31,7 +30,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
 )
 from ddp_prof.analyze.statistics import LEAST_STEPS, Numbers, intervals_of_sums, student_t
 from ddp_prof.growing_column import in_order
-from ddp_prof.table import concatenate_columns, constant_column, count_before
+from ddp_prof.table import Floats, concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Ints, Mask, distinct, distinct_rows
 
 LEAST_KERNELS = 5

@@ -21,7 +21,6 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.result_bases import measure_fields
@@ -29,7 +28,7 @@ from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column
 from ddp_prof.communication import MOST_NAMES
 from ddp_prof.growing_column import in_file, in_order, in_parts
 from ddp_prof.range_names import PHASES
-from ddp_prof.table import concatenate_columns, constant_column, count_before
+from ddp_prof.table import Floats, concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
 
 KINDS = {
@@ -57,8 +56,6 @@ def kind_of_compute(name: str) -> str:
     """Return the kind of work of a compute kernel by its name: one of :data:`KINDS` or :data:`OTHER`."""
     return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
 
-
-Floats = NDArray[np.float64]
 
 AnyKey = TypeVar("AnyKey", bound="Hashable")
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddp_prof.analyze.kernels.kernel_times import (
     COMMUNICATION,
@@ -25,9 +24,8 @@ from ddp_prof.analyze.kernels.kernel_times import (
     is_mostly_overlapped,
 )
 from ddp_prof.columns import column
+from ddp_prof.table import Floats
 from ddp_prof.trace import UNKNOWN, Ints
-
-Floats = NDArray[np.float64]
 
 _LEAST_KERNELS = 5
 """Fewer kernels may have a factor in common by chance."""

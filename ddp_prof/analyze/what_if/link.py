@@ -11,9 +11,9 @@ import numpy as np
 
 from ddp_prof.analyze.statistics import IN_TWENTIETH, student_t
 from ddp_prof.analyze.what_if.rules import mebibytes
-from ddp_prof.analyze.what_if.simulate import Floats, LinkTimes
+from ddp_prof.analyze.what_if.simulate import LinkTimes
 from ddp_prof.columns import milliseconds
-from ddp_prof.table import Ints
+from ddp_prof.table import Floats, Ints
 from ddp_prof.variants import BYTES_PER_MB
 
 LEAST_RATIO = 4

@@ -32,10 +32,11 @@ from ddp_prof.analyze.what_if.questions import (
     Question,
 )
 from ddp_prof.analyze.what_if.rules import DEFAULT_MB, fill_at_most, fill_until_reached, mebibytes
-from ddp_prof.analyze.what_if.simulate import Buckets, Floats, LinkTimes, StepModel, simulate
+from ddp_prof.analyze.what_if.simulate import Buckets, LinkTimes, StepModel, simulate
 from ddp_prof.analyze.what_if.sizes import Gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
 from ddp_prof.analyze.what_if.today import divide_today
+from ddp_prof.table import Floats
 from ddp_prof.variants import BYTES_PER_MB
 
 GAIN, LOSS, NO_CHANGE = "gain", "loss", "no change"

@@ -26,11 +26,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddp_prof.table import Ints
+from ddp_prof.table import Floats, Ints
 
-Floats = NDArray[np.float64]
 Buckets = Sequence[Sequence[int]]
 """For each bucket, in the order of launch, the positions of its gradients."""
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
-from ddp_prof.analyze.what_if.simulate import Floats, StepModel
+from ddp_prof.analyze.what_if.simulate import StepModel
 from ddp_prof.analyze.what_if.sizes import Gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
-from ddp_prof.table import NO_TIME, Ints
+from ddp_prof.table import NO_TIME, Floats, Ints
 
 
 @dataclass(frozen=True)
