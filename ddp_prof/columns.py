@@ -68,6 +68,11 @@ def size(number: int) -> str:
     return f"{digits(number / 2**30)} GiB"
 
 
+def listed(names: Sequence[str], joint: str = "and") -> str:
+    """Join names as a sentence does: ``a``, ``a and b``, ``a, b and c``; empty without names."""
+    return f" {joint} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def digits(value: float, count: int = 3) -> str:
     """Return a number as text with ``count`` significant digits; a large one gets zeros, and no power of ten."""
     return f"{float(f'{value:.{count}g}'):,.15g}"

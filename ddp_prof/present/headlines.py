@@ -13,7 +13,7 @@ from ddp_prof.analyze.statistics import CHANGES_OVERLAP, Outliers
 from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.columns import milliseconds, percent
+from ddp_prof.columns import listed, milliseconds, percent
 from ddp_prof.present.text import count_noun
 from ddp_prof.variants import is_baseline
 
@@ -329,10 +329,9 @@ def _fastest_text(run: VariantSummary, others: Sequence[VariantSummary], base: V
             f"{run.label} is fastest: its {_step_name(run)} is {_step_change_text(run)}{share}."
             f"{_less_communication_text(run, base)}"
         )
-    others_too = " and ".join(filter(None, (", ".join(as_fast[:-1]), as_fast[-1])))
     return (
         f"{run.label} has the shortest {_step_name(run).rstrip(',')}, {_step_change_text(run)}{share}, "
-        f"but is not clearly faster than {others_too}."
+        f"but is not clearly faster than {listed(as_fast)}."
     )
 
 
@@ -364,8 +363,7 @@ def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base
     alike = [other.label for other in known if other is not run and percent(other.overlap_ratio) == most]
     others_too = ""
     if alike:
-        names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
-        others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
+        others_too = f" ({listed(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)"
     change = _step_change_text(run, base.label)
     # A busier machine changes the overlap, too, and these captures are not made in turns.
     hides = f"In these captures {run.label} hides most, {most} of its communication{others_too}"

@@ -14,6 +14,7 @@ from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.sizes import Gradients, find_gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
 from ddp_prof.analyze.why_unknown import GRAPHS, NO_COMMUNICATION
+from ddp_prof.columns import listed
 from ddp_prof.table import Ints
 
 _PADDING = 0.01
@@ -145,7 +146,5 @@ def _ranks_text(ranks: Sequence[int | None]) -> str:
     unknown = len(ranks) - len(known)
     if not known:
         return "one rank is" if unknown == 1 else f"{unknown} ranks are"
-    more = [f"{unknown} more"] if unknown else []
-    listed = [*known, *more]
-    text = listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
+    text = listed([*known, *([f"{unknown} more"] if unknown else [])])
     return f"rank {text} is" if len(ranks) == 1 else f"ranks {text} are"

@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
-from ddp_prof.columns import percent
+from ddp_prof.columns import listed, percent
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
 from ddp_prof.present.headlines import communicating_steps_text, hidden_shares_text, other_job_texts
@@ -153,8 +153,7 @@ def subtitle(results: Sequence[TraceOverlap]) -> str:
     caveats = {caveat for result in results for caveat in result.caveats}
     text = theme.device_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
-    numbers = " or ".join(filter(None, (", ".join(map(str, ranks[:-1])), *map(str, ranks[-1:]))))
-    return f"{text}  ·  {numbers} {'rank' if ranks == [1] else 'ranks'}"
+    return f"{text}  ·  {listed(list(map(str, ranks)), 'or')} {'rank' if ranks == [1] else 'ranks'}"
 
 
 _HALF = 0.36
