@@ -297,6 +297,13 @@ class RunSkew(FrameResult):
         """Return a table with one row per rank."""
         return make_frame(RankSkew, self.ranks)
 
+    @property
+    def late_ranks(self) -> tuple[int, ...]:
+        """The indices of the group or, without one, of the straggler; empty if there is neither."""
+        if self.group:
+            return self.group.ranks
+        return () if self.straggler is None else (self.straggler,)
+
     def names_of(self, ranks: Sequence[int]) -> str:
         """Return the names of several ranks, given their indices: ``ranks 4-7``, or one name after the other."""
         named = [self.ranks[index] for index in ranks]

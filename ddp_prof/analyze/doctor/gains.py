@@ -98,9 +98,8 @@ def _without_straggler(run: RunEvidence) -> Gain:
     skew = run.skew
     late: Mapping[int, tuple[int, ...]] = skew.in_turns.ranks if skew.in_turns else {}
     surely: Collection[int] = ()
-    if skew.group or skew.straggler is not None:
-        ranks = skew.group.ranks if skew.group else (skew.straggler or 0,)
-        late = {step.step: ranks for step in skew.steps}
+    if skew.late_ranks:
+        late = {step.step: skew.late_ranks for step in skew.steps}
         last = [step.step for step in skew.steps if step.last == skew.straggler]
         surely = {*(skew.group.keys if skew.group else last)}
     if len(set(late.values())) <= _MOST_REPLAYS:

@@ -273,8 +273,7 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
     if run.skew.doubt:
-        blamed = run.skew.group.ranks if run.skew.group else (run.skew.straggler or 0,)
-        reason = f"who arrives last ({run.skew.names_of(blamed)}) {run.skew.doubt}"
+        reason = f"who arrives last ({run.skew.names_of(run.skew.late_ranks)}) {run.skew.doubt}"
         return Abstained("straggler", reason)
     if run.skew.group:
         return _late_group(run, run.skew.group)
@@ -323,8 +322,7 @@ def uneven_compute(run: RunEvidence) -> Finding | None:
     """
     between = OPERATIONS.index(POINT_TO_POINT)
     sends = [bool(np.any((rank.timings.operation == between) & (rank.keys != UNKNOWN))) for rank in run.analysis.ranks]
-    is_told = run.skew.straggler is not None or run.skew.group is not None
-    if run.is_cpu or not (run.skew.doubt or (2 * sum(sends) > len(sends) and not is_told)):
+    if run.is_cpu or not (run.skew.doubt or (2 * sum(sends) > len(sends) and not run.skew.late_ranks)):
         return None
     times = [
         median_or_zero([(step.compute_only_ns or 0) + (step.overlapped_ns or 0) for step in rank.steps])

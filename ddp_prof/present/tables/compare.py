@@ -284,32 +284,37 @@ def late_ranks_text(changes: Sequence[PartChange], skews: Sequence[RunSkew], nam
     are those of both runs.
     """
     change_ns = next((one.change_ns for one in changes if one.part == "step" and one.is_beyond_spread), None)
-    (was_late, cost_before_ns), (is_late, cost_ns) = map(_late_ranks, skews)
+    before, after = skews
+    knows_both = all(map(_knows_late_ranks, skews))
+    cost_before_ns, cost_ns = map(_cost_of_late_ranks, skews)
     if not change_ns or 2 * (cost_ns - cost_before_ns) / change_ns < 1:
         return ""
-    if was_late == is_late:
+    if knows_both and before.names_of(before.late_ranks) == after.names_of(after.late_ranks):
         costs = (
             f"{milliseconds(round(cost_ns))} of the mean step in {names[1]}, {milliseconds(round(cost_before_ns))} in "
         )
-        return f"{_arrive_last(is_late)} in both runs, which costs up to {costs}{names[0]} (ddp-prof skew)"
-    who, ns, where = (is_late, cost_ns, names[1]) if change_ns > 0 else (was_late, cost_before_ns, names[0])
+        return f"{_arrive_last(after)} in both runs, which costs up to {costs}{names[0]} (ddp-prof skew)"
+    who, ns, where = (after, cost_ns, names[1]) if change_ns > 0 else (before, cost_before_ns, names[0])
     return (
         f"{_arrive_last(who)} in {where}, whose mean step would be up to {milliseconds(round(ns))} shorter without "
         "that (ddp-prof skew)"
     )
 
 
-def _late_ranks(skew: RunSkew) -> tuple[str, float]:
-    """Return the names of the ranks that are late, and what that costs the mean step, in ns; empty and 0 for none."""
-    ranks = skew.group.ranks if skew.group else () if skew.straggler is None else (skew.straggler,)
-    if skew.reason or skew.doubt or not ranks or not skew.costs_ns:
-        return "", 0
-    return skew.names_of(ranks), sum(skew.costs_ns) / len(skew.costs_ns)
+def _knows_late_ranks(skew: RunSkew) -> bool:
+    """Return whether ranks of a run are late without a doubt, and it is known what that costs."""
+    return bool(skew.late_ranks and skew.costs_ns) and not (skew.reason or skew.doubt)
 
 
-def _arrive_last(names: str) -> str:
-    """Return a sentence's beginning: that these ranks arrive last."""
-    ending = "" if names.startswith("ranks") or "," in names else "s"
+def _cost_of_late_ranks(skew: RunSkew) -> float:
+    """Return what the ranks that are late cost the mean step, in ns; 0 if there are none, or that is not known."""
+    costs_ns = skew.costs_ns if _knows_late_ranks(skew) else None
+    return sum(costs_ns) / len(costs_ns) if costs_ns else 0
+
+
+def _arrive_last(skew: RunSkew) -> str:
+    """Return a sentence's beginning: that the late ranks of a run arrive last."""
+    names, ending = skew.names_of(skew.late_ranks), "s" if len(skew.late_ranks) == 1 else ""
     return f"{names[:1].upper()}{names[1:]} arrive{ending} last"
 
 
