@@ -13,6 +13,7 @@ from hashlib import blake2s
 from pathlib import Path
 
 from ddp_prof.errors import TraceError
+from ddp_prof.file_kinds import REPORT_HEAD_BYTES, is_report, is_sqlite
 
 _PROTECTED: list[dict[str | tuple[int, int], Path]] = []
 """The protected files of each :func:`protect_files` in use, by all of their keys (see :func:`_keys`)."""
@@ -43,8 +44,8 @@ def refuse_protected(path: Path) -> None:
     if not real.is_file():
         return
     with real.open("rb") as file:
-        head = file.read(4096)
-    if head.startswith(b"SQLite format 3\0") or b"Profiler Report" in head:
+        head = file.read(REPORT_HEAD_BYTES)
+    if is_sqlite(head) or is_report(head):
         raise TraceError(path, "a capture or a database is there", "write to another place, or move it away first")
 
 

@@ -29,6 +29,7 @@ GROUND = {
     "trace",
     "atomic_file",
     "bounded_file",
+    "file_kinds",
 }
 SOLE_USERS = {
     "torch": {"annotate", "ddp", "train"},

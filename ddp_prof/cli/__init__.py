@@ -17,6 +17,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, complete_file, say, say_lines
 from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, UsageError, lacks_memory, printable
+from ddp_prof.file_kinds import PACKED_SUFFIXES
 from ddp_prof.signals import Interruption, handle_signals, handle_stopping, ignore_stopping
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _is_path(argument: str) -> bool:
     """Whether an argument is a trace: ``-`` (stdin), what looks like a path, or what exists."""
     if argument.startswith("-"):
         return argument == "-"
-    looks_like_path = os.sep in argument or argument.endswith((".nsys-rep", ".qdrep", ".sqlite", ".json", ".gz"))
+    looks_like_path = os.sep in argument or argument.endswith((*PACKED_SUFFIXES, ".sqlite", ".json"))
     return looks_like_path or os.path.lexists(argument)
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import printable
+from ddp_prof.file_kinds import PACKED_SUFFIXES
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.cache_folder import COLUMNS, CacheFolder, find_cache_folder, mark_used
-from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
 from ddp_prof.ingest.trace_files import file_state
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import Trace
@@ -152,7 +152,7 @@ def _is_worth_it(path: Path) -> bool:
             return False
         if path.is_dir():
             return sum(file.stat().st_size for file in path.iterdir()) >= LEAST_BYTES_PACKED
-        least = LEAST_BYTES_PACKED if path.suffix in {".gz", *REPORT_SUFFIXES} else LEAST_BYTES
+        least = LEAST_BYTES_PACKED if path.suffix in PACKED_SUFFIXES else LEAST_BYTES
         return is_file(path) and path.stat().st_size >= least
     except OSError:  # its reader says what is wrong
         return False

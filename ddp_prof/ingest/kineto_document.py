@@ -17,6 +17,7 @@ import numpy as np
 
 from ddp_prof.bounded_file import free_memory, held_bytes
 from ddp_prof.errors import TraceError
+from ddp_prof.file_kinds import GZIP
 
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # gzip makes traces 10 to 25 times smaller
 FEW_BYTES, BYTES_PER_OBJECT = 1 << 24, 24  # an object of a trace has about a hundred bytes, at least 40
@@ -217,7 +218,7 @@ def refuse_unwritten(path: Path) -> int:
 def is_packed(path: Path) -> bool:
     """Return whether a file is compressed by gzip, which its first two bytes tell."""
     with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+        return file.read(len(GZIP)) == GZIP
 
 
 def most_unpacked(held: int) -> int:

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.errors import TraceError, printable, shell_path
+from ddp_prof.file_kinds import GZIP, REPORT_SUFFIXES, is_report, is_sqlite
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.manifest import SUFFIX, in_variant_order, load_manifest, manifest_path
 
@@ -25,11 +26,8 @@ ALL_BUT_LAUNCHES = ReadOptions()
 """The default options."""
 _HEAD_BYTES = 1 << 20
 """Number of bytes at the start of a file, also after it is uncompressed, that tell its format."""
-_GZIP = b"\x1f\x8b"
 _TABLE_FOLDER = b"\0folder of tables"
 """Stands for the first bytes of a folder that holds an export of Nsight Systems, one file per table."""
-_REPORTS = (".nsys-rep", ".qdrep")
-"""Suffixes of raw reports of Nsight Systems."""
 _KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -71,7 +69,7 @@ def _is_kineto(head: bytes) -> bool:
 
 def _unzip_head(head: bytes) -> bytes:
     """Return the first bytes of a file uncompressed, if gzip compressed them; 31 lets zlib expect gzip's header."""
-    return zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head
+    return zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if head.startswith(GZIP) else head
 
 
 def _is_kineto_in_another_encoding(head: bytes) -> bool:
@@ -80,7 +78,7 @@ def _is_kineto_in_another_encoding(head: bytes) -> bool:
     letters = text.replace(b"\0", b"")  # each ASCII letter has one zero byte in UTF-16
     for mark in (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"):
         letters = letters.removeprefix(mark)
-    return letters != text and not letters.startswith(_GZIP) and _is_kineto(letters)
+    return letters != text and not letters.startswith(GZIP) and _is_kineto(letters)
 
 
 _PACKINGS = {
@@ -102,11 +100,11 @@ def _packed_by(head: bytes) -> tuple[str, str] | None:
             return f"packed by {name}, which is not read", command
     if head[257:262] == b"ustar":  # where tar has its mark
         return "an archive of tar", "tar -xf"
-    if head.startswith(_GZIP):  # a trace of torch.profiler is read as it is; other content must be uncompressed
+    if head.startswith(GZIP):  # a trace of torch.profiler is read as it is; other content must be uncompressed
         inner = _unzip_head(head)
         if inner[257:262] == b"ustar":
             return "a packed archive of tar", "tar -xzf"
-        if inner.startswith(_GZIP):
+        if inner.startswith(GZIP):
             return "packed twice by gzip", "gunzip -k"
         if any(reader.recognises(inner) for reader in READERS):
             return "packed by gzip, which is read of traces of torch.profiler only", "gunzip -k"
@@ -117,13 +115,13 @@ READERS = (
     Reader(
         "nsys-sqlite",
         (".sqlite",),
-        recognises=lambda head: head.startswith(b"SQLite format 3\0"),
+        recognises=is_sqlite,
         load="ddp_prof.ingest.nsys_export:load_nsys_sqlite",
     ),
     Reader(
         "nsys-report",
-        _REPORTS,
-        recognises=lambda head: b"Profiler Report" in head[:4096],
+        REPORT_SUFFIXES,
+        recognises=is_report,
         load="ddp_prof.ingest.nsys_conversion:load_nsys_report",
         is_kept=False,
     ),
@@ -211,7 +209,7 @@ def find_traces(path: Path) -> list[Path]:
     files = _files_of_traces(path.iterdir())
     # A report with an export beside it is left out.
     exports = {file.stem for file in files if file.suffix == ".sqlite"}
-    traces = [file for file in files if not (file.suffix in _REPORTS and file.stem in exports)]
+    traces = [file for file in files if not (file.suffix in REPORT_SUFFIXES and file.stem in exports)]
     if not traces:
         suffixes = ", *".join(suffix for reader in READERS for suffix in reader.suffixes)
         hint = f"it should hold files named *{suffixes}"

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.file_kinds import is_sqlite
 from ddp_prof.growing_column import in_order, in_parts
 from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.call_order import infer_waits
@@ -78,7 +79,7 @@ def count_rows(path: Path) -> int:
     if not path.is_file() or path.stat().st_size < LEAST_ROWS_COUNTED * _LEAST_BYTES_PER_ROW:
         return 0
     with path.open("rb") as head:
-        if not head.read(16).startswith(b"SQLite format 3"):
+        if not is_sqlite(head.read(16)):
             return 0
     with open_sqlite(path) as file:
         tables = [table for table in (*ACTIVITIES, CALLS, NVTX) if table in file.columns]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_prof.atomic_file import is_file
 from ddp_prof.bounded_file import held_bytes
+from ddp_prof.file_kinds import REPORT_SUFFIXES, is_report
 from ddp_prof.signals import wait_for_end
 
 PLACES = (
@@ -147,7 +148,6 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
     return program.returncode, errors + output
 
 
-REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+[.@]\d+)-[0-9a-f]")
 """The version in a report, before the hash of a build."""
 _HEADER_BYTES = 4_000_000
@@ -163,7 +163,7 @@ def recording_version(file: Path) -> str | None:
         if report.suffix in REPORT_SUFFIXES and is_file(report):
             with suppress(OSError), report.open("rb") as opened:
                 head = opened.read(_HEADER_BYTES)
-                if found := b"Profiler Report" in head[:4096] and _VERSION.search(head):
+                if found := is_report(head) and _VERSION.search(head):
                     return found[1].decode().replace("@", ".")
     return None
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_prof.atomic_file import is_file
-from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES, find_nsys, is_exported
+from ddp_prof.file_kinds import REPORT_SUFFIXES
+from ddp_prof.ingest.nsys_program import find_nsys, is_exported
 from ddp_prof.manifest import manifest_path
 
 _END_BYTES = 1 << 16

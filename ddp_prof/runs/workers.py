@@ -16,7 +16,7 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
-from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
+from ddp_prof.file_kinds import PACKED_SUFFIXES
 from ddp_prof.new_process import without_main_module
 from ddp_prof.runs.pickles import pickle_with_names, unpickle_with_names
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
@@ -30,7 +30,6 @@ LEAST_BYTES_PER_FILE = 2**20
 """A smaller file counts as one of this size: it takes as long (25 ms), mostly for what is done once per file."""
 UNPACKED_TO_PACKED = 10
 """Assumed ratio of the size of a trace to that of its packed file; the measured ratio is 10 to 25."""
-PACKED_SUFFIXES = (".gz", *REPORT_SUFFIXES)
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_FETCH = 30
