@@ -28,6 +28,7 @@ from ddp_prof.communication import (
     REDUCTIONS,
     operation_of,
 )
+from ddp_prof.ingest.enrich import MOST
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.table import (
     UNKNOWN,
@@ -324,7 +325,7 @@ def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str],
         CollectiveMetadata,
         len(found),
         activity=np.array([activity for activity, _, _ in found], np.int64),
-        bytes=np.array([size if size < 2**62 else UNKNOWN for _, size, _ in found], np.int64),
+        bytes=np.array([size if size < MOST else UNKNOWN for _, size, _ in found], np.int64),
         group_id=np.array([UNKNOWN if group is None else names.intern(group) for *_, group in found], np.int64),
     )
     return replace(trace, collective_metadata=metadata, names=tuple(names))

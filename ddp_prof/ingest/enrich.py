@@ -32,6 +32,10 @@ from ddp_prof.trace import Calls, Category, Kind, SyncKind, Trace
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns with the launch shape of a kernel (blocks of the grid, threads of a block), as Nsight Systems names them."""
 REGISTERS = "registersPerThread"
+MOST = 2**62
+"""Numbers from here on are taken for damaged."""
+MOST_LETTERS_OF_GPU = 100
+"""Longest name of a GPU; longer names are cut."""
 
 _YEAR_2000_NS = 946_684_800_000_000_000
 """Nanoseconds from 1970 to 2000: earlier times do not count from 1970."""

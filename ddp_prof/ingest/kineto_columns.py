@@ -21,9 +21,10 @@ import msgspec
 import numpy as np
 
 from ddp_prof.ingest import collectives
+from ddp_prof.ingest.enrich import MOST, SHAPE_COLUMNS
 from ddp_prof.ingest.export_tables import GatheredColumns
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, EventArguments
-from ddp_prof.ingest.names import ORDERING_CALLS
+from ddp_prof.ingest.names import ordering_kind
 from ddp_prof.range_names import OPERATOR_PREFIX
 from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, are_repeated, concatenate, empty, select
 
@@ -43,7 +44,6 @@ ENGINE = "autograd::engine::evaluate_function"
 """Start of the names of operators that autograd's engine calls in a backward pass."""
 COLLECTIVE_CALL = "c10d::"
 """Start of the names of torch's operators that call collectives."""
-ORDERING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(ORDERING_CALLS)})")
 _MEMORY_OF_ROCM = re.compile(
     r"MEMORY_COPY_|__amd_rocclr_copyBuffer|Copy(?:Host|Device)To(?:Host|Device)(?:2D)?$"
     r"|(?P<fill>__amd_rocclr_fillBuffer|FillBuffer$)"
@@ -59,9 +59,6 @@ If more do, their starts are lost, even if their durations are not.
 """
 _MOST_US = 2.0**52
 """Largest time in microseconds that is kept; larger ones become this one."""
-MOST = 2**62
-"""Numbers from here on are taken for damaged."""
-SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 
 OTHER_COPY, BETWEEN_DEVICES, WITHIN_DEVICE = range(3)
 """Where a copy goes. ``WITHIN_DEVICE`` also stands for copies of which this is not known."""
@@ -314,9 +311,9 @@ class KinetoColumns:
         return replace(found, kernel=found.kernel - np.cumsum(self._left_out)[found.kernel])
 
     def launch_sizes(self, shape: Ints) -> list[Ints]:
-        """Return a column for each of :data:`SIZES`, ``UNKNOWN`` where no shape was recorded; ``shape`` holds codes."""
+        """Return the columns :data:`.SHAPE_COLUMNS`, ``UNKNOWN`` where no shape was recorded; ``shape`` holds codes."""
         sizes = [_decode_shape(grid) + _decode_shape(block) for grid, block in self._shapes]
-        return list(np.array(sizes, np.int64).reshape(len(sizes), len(SIZES))[shape].T)
+        return list(np.array(sizes, np.int64).reshape(len(sizes), len(SHAPE_COLUMNS))[shape].T)
 
     def _reader_of(self, category: str) -> Callable[..., None] | None:
         """Return the method that adds events of a category, ``None`` if they are not needed."""
@@ -402,7 +399,7 @@ class KinetoColumns:
         if category == SYNCHRONIZATION:
             columns |= {name: argument(found, name) for name in _OF_WAITS}
         else:
-            rows = np.flatnonzero(self.names.which(columns["name"], ORDERING_CALL.match))
+            rows = np.flatnonzero(self.names.which(columns["name"], orders_work))
             ordering = [found[row] for row in rows.tolist()]
             for name in _OF_WAITS:
                 columns[name] = np.full(len(events), UNKNOWN, np.int64)
@@ -496,6 +493,10 @@ def is_collective_call(name: str) -> bool:
 
 def is_of_engine(name: str) -> bool:
     return name.startswith(ENGINE)
+
+
+def orders_work(call: str) -> bool:
+    return ordering_kind(call) is not None
 
 
 def _is_collective_range(name: str) -> bool:

@@ -25,11 +25,9 @@ from ddp_prof.ingest.kineto_columns import (
     COPY,
     KERNEL,
     MEMORY_SET,
-    MOST,
     OF_DEVICE,
     OF_HOST,
     OPERATIONS,
-    ORDERING_CALL,
     OVERHEAD,
     RANGE,
     SYNCHRONIZATION,
@@ -44,12 +42,13 @@ from ddp_prof.ingest.kineto_columns import (
     is_collective_call,
     is_count,
     is_of_engine,
+    orders_work,
     parse_integers,
 )
 from ddp_prof.ingest.kineto_document import Header
 from ddp_prof.ingest.kineto_processes import Processes, number_processes
 from ddp_prof.ingest.kineto_stream import read_events
-from ddp_prof.ingest.names import ORDERING_CALLS, NameTable, kernel_categories
+from ddp_prof.ingest.names import NameTable, kernel_categories, ordering_kind
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, distinct_rows, empty, fill, select
@@ -86,8 +85,6 @@ _OF_TORCH = re.compile(r"(?:void )?(?:at|c10d)::")
 """Start of the names of torch's own kernels."""
 _COMMUNICATING = ("c10d::", "_c10d_functional")
 """Start of the names of operators that call collectives."""
-_MOST_LETTERS = 100
-"""Longest name of a GPU; longer names are cut."""
 
 
 def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
@@ -242,7 +239,7 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
         world_size=job.world_size,
         has_subgroups=job.has_subgroups,
         names=tuple(names),
-        epoch_ns=base_ns if 0 < base_ns < MOST else 0 if is_utc else None,
+        epoch_ns=base_ns if 0 < base_ns < enrich.MOST else 0 if is_utc else None,
         manifest=load_manifest(manifest_path(path)),
         warnings=warnings,
         gpus=(gpus := dict(_read_gpu_names(header.deviceProperties, max(1, processes.count)))),
@@ -349,7 +346,7 @@ def _read_gpu_names(devices: Any, processes: int) -> Iterator[tuple[tuple[int, i
         number, name = (properties.get(key) for key in ("id", "name")) if isinstance(properties, dict) else (None, None)
         if isinstance(number, int) and isinstance(name, str):
             for process in range(processes):
-                yield (process, number), name[:_MOST_LETTERS]
+                yield (process, number), name[: enrich.MOST_LETTERS_OF_GPU]
 
 
 def _has_subgroups(groups: Any, world: int) -> bool:
@@ -501,7 +498,7 @@ def _synchronizations(read: _Read) -> tuple[Synchronizations, str, str | None, I
     is_wait = codes.which(read.waits.name, _SYNC_KINDS.__contains__)
     waits, of_waits = select(read.waits, is_wait), read.processes.of_table(3, len(read.waits))[is_wait]
     seen = set(zip(of_waits.tolist(), waits.correlation.tolist(), strict=True))
-    rows = np.flatnonzero(codes.which(launches.name, ORDERING_CALL.match)).tolist()
+    rows = np.flatnonzero(codes.which(launches.name, orders_work)).tolist()
     keys = zip(of_calls[rows].tolist(), launches.correlation[rows].tolist(), strict=True)
     unseen = np.array([row for row, key in zip(rows, keys, strict=True) if key not in seen], np.int64)
     only_calls = select(launches, unseen)
@@ -547,9 +544,9 @@ def _synchronizations(read: _Read) -> tuple[Synchronizations, str, str | None, I
 
 
 def _ordering_kind(name: str) -> SyncKind:
-    found = ORDERING_CALL.match(name)
-    assert found
-    return ORDERING_CALLS[found[1]]
+    kind = ordering_kind(name)
+    assert kind is not None
+    return kind
 
 
 def _is_of_cuda(name: str) -> bool:

@@ -82,7 +82,7 @@ def read_strings(file: ExportTables) -> dict[int, str]:
     return strings
 
 
-ORDERING_CALLS = {
+_ORDERING_CALLS = {
     "EventRecord": SyncKind.RECORD,
     "StreamWaitEvent": SyncKind.STREAM_WAIT,
     "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
@@ -92,6 +92,13 @@ ORDERING_CALLS = {
     "Memcpy": SyncKind.COPY,
 }
 """API calls that order work: start of their names after ``cuda``, ``cu``, ``hip`` or ``musa``, and what they do."""
+_ORDERING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(_ORDERING_CALLS)})")
+
+
+def ordering_kind(call: str) -> SyncKind | None:
+    """Return what a call with this name does, such as ``cudaStreamWaitEvent_v3020``; ``None`` if it orders no work."""
+    found = _ORDERING_CALL.match(call)
+    return _ORDERING_CALLS[found[1]] if found else None
 
 
 def kernel_categories(names: Iterable[str], comm_patterns: Iterable[str] = ()) -> Ints:

@@ -59,8 +59,6 @@ ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "gl
 RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 CALL_COLUMNS = ("start", "globalTid", "correlationId")
 CALL_NAME = "nameId"
-_MOST_LETTERS = 100
-"""Longest name of a GPU; longer names are cut."""
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
 _EXPORT_AGAIN = "export it again, or record each rank in a file of its own"
@@ -693,7 +691,7 @@ def _gpus(file: ExportTables, activities: Activities) -> tuple[dict[tuple[int, i
     """
     # Names by the machine's numbers, and all pairs of a process and a device that may be in the trace.
     rows = file.few_rows("TARGET_INFO_GPU", ("id",), ("name",))
-    names = {gpu: str(name)[:_MOST_LETTERS] for gpu, name in rows if name is not None}
+    names = {gpu: str(name)[: enrich.MOST_LETTERS_OF_GPU] for gpu, name in rows if name is not None}
     used = list(product(distinct(activities.process), distinct(activities.device)))
     seen = file.few_rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
     ids = {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}

@@ -23,7 +23,7 @@ import numpy as np
 
 from ddp_prof.growing_column import in_parts
 from ddp_prof.ingest.export_tables import ExportTables
-from ddp_prof.ingest.names import ORDERING_CALLS
+from ddp_prof.ingest.names import ordering_kind
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -121,13 +121,8 @@ def find_synchronizations(
 
 
 def _calls(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> Synchronizations:
-    """Return the calls that order work (:data:`.ORDERING_CALLS`), sorted by number, without streams and records."""
-    kinds = {
-        number: kind
-        for part, kind in ORDERING_CALLS.items()
-        for number, name in strings.items()
-        if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
-    }
+    """Return the calls that order work (:func:`.ordering_kind`), sorted by number, without streams and records."""
+    kinds = {number: kind for number, name in strings.items() if (kind := ordering_kind(name)) is not None}
     # The calls with these names; numbers are the ids of the names, sorted for the look-up of the kinds.
     numbers = np.array(sorted(kinds), np.int64)
     rows = np.flatnonzero(np.isin(columns["nameId"], numbers))
