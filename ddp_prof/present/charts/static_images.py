@@ -135,6 +135,8 @@ class Pictures:
                 reason = "it ended before all was drawn"
             elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
                 reason = f"it gave no answer for {SECONDS_TO_DRAW} s"
+            elif isinstance(error, OSError) and error.strerror:  # its first argument is a number
+                reason = error.strerror
             else:  # only the first line: choreographer's errors have advice as further arguments
                 reason = str(error.args[0] if error.args else error).partition("\n")[0] or type(error).__name__
             raise PictureError(f"pictures could not be drawn with {self._browser}: {reason}") from error

@@ -196,6 +196,7 @@ def test_an_interrupted_program_does_not_leave_a_browser_that_never_answers(sile
         (asyncio.TimeoutError(), "it gave no answer for 90 s"),
         (RuntimeError("gone", "advice"), "gone"),
         (OSError(), "OSError"),
+        (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )
 def test_however_a_browser_breaks_off_it_is_one_clear_error(
