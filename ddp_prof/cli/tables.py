@@ -308,9 +308,9 @@ def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: in
     help="Table to show. Default: all of them; with CSV, Markdown or --columns only kernels. JSON always holds all.",
 )
 @click.option(
-    "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels; 0 shows all of them."
+    "--top", type=click.IntRange(min=0), help="How many kernels; 0 shows all of them. Default: 15, with CSV all."
 )
-def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, output: TableOptions) -> None:
+def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int | None, output: TableOptions) -> None:
     """Which kernels took the time, what hid communication, and why devices were idle.
 
     A kernel's slowdown is its median duration beside communication, divided by its median duration without. Overlapped
@@ -319,6 +319,8 @@ def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     """
     runs = load.runs_for(traces, output)
     shows_all = output.form == "table" and not (name or output.columns)
+    if top is None:
+        top = 0 if output.form == "csv" else 15
     show(output, _kernels_views(runs, _KERNEL_TABLES if shows_all else (name or "kernels",), top))
 
 

@@ -15,8 +15,8 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, overload
 
@@ -102,6 +102,8 @@ class TableView:
     """Whether a terminal shows the title only, which then holds all text."""
     keys: Sequence[str] = ()
     """The keys of its rows, for the header of a CSV file if there are no rows."""
+    notes_of_shown: Collection[str] = ()
+    """Those of ``notes`` that hold of ``shown`` only, so not of a CSV file."""
 
     @cached_property
     def document(self) -> Document:
@@ -305,9 +307,13 @@ def _least_width(column: Column, rows: Sequence[Row]) -> int:
 def show(options: TableOptions, views: Sequence[TableView]) -> None:
     """Print views to stdout in the form of the options.
 
-    As CSV or Markdown all views are one table, and their notes go to stderr. As JSON, a single view is its document,
-    and several views are a list of documents.
+    As CSV or Markdown all views are one table, and their notes go to stderr, with the title of each that has no rows,
+    which says why. As JSON, a single view is its document, and several views are a list of documents.
     """
+    if options.form == "csv":
+        views = [
+            replace(view, notes=[note for note in view.notes if note not in view.notes_of_shown]) for view in views
+        ]
     own, shared = _distinct_notes(views)
     if options.form == "table":
         for index, view in enumerate(views):
@@ -328,7 +334,8 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
         rows = _one_table([view.readable_rows for view in views])
         sys.stdout.write(markdown(select_columns(rows, options.columns, known)))
     if not options.quiet:
-        sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*itertools.chain(*own), *shared])
+        why_empty = [": ".join(view.title.splitlines()) for view in views if not view.rows]
+        sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*why_empty, *itertools.chain(*own), *shared])
 
 
 def _one_table(tables: Sequence[Sequence[Row]]) -> Sequence[Row]:

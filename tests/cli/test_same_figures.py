@@ -169,6 +169,14 @@ CAPTURES = [
 ]
 
 
+def test_a_csv_file_of_kernels_has_all_of_json() -> None:
+    """It held 15 of 71, which only stderr said."""
+    trace = Path(__file__).parents[2] / "traces" / "h200" / "nccl" / "torch.sqlite"
+    kernels = json.loads(run("kernels", "--format", "json", trace).stdout)["kernels"]
+    assert len(run("kernels", "--format", "csv", trace).stdout.splitlines()) == 1 + len(kernels) > 16
+    assert len(run("kernels", "--format", "csv", "--top", "3", trace).stdout.splitlines()) == 1 + 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", one_of_each_kind(CAPTURES), ids=lambda path: path.name)
 def test_what_two_commands_print_is_one_figure(trace: Path) -> None:

@@ -159,6 +159,26 @@ def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown"])
+def test_a_table_without_rows_says_why_on_stderr(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason stood in the title only, which these forms leave out: the output was empty, and nothing said why."""
+    table.show(
+        TableOptions(form), [TableView("x.sqlite\nThe critical path is not known: no waits.", [], ["of all"], {})]
+    )
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["note: x.sqlite: The critical path is not known: no waits.", "note: of all"]
+
+
+def test_notes_on_the_rows_for_people_are_not_told_of_a_csv_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """'One row per bucket' was said of a file with a row per collective."""
+    of_shown = "one row per bucket; all 2 collectives: --by collective"
+    view = TableView("t", [{"rank": 1}, {"rank": 2}], [of_shown, "b"], {}, [{"rank": 3}], notes_of_shown=[of_shown])
+    table.show(TableOptions("csv"), [view])
+    assert capsys.readouterr() == ("rank\n1\n2\n", "note: b\n")
+    table.show(TableOptions("markdown"), [view])
+    assert capsys.readouterr().err == f"note: {of_shown}\nnote: b\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown"])
 def test_tables_of_which_one_has_a_column_more_are_one_table(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As of a run on two nodes beside one on a single node: a traceback."""
     views = [TableView("", [row], [], {}) for row in (ROW, {"run": "x", "node": "n1", **ROW})]

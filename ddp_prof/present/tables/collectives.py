@@ -52,6 +52,7 @@ def collectives_view(
     notes = [*outliers, *result.warnings]
     if count and len(run.ranks) > 1:
         notes.insert(0, alignment_note(result.alignment))
+    of_all = [*notes]
     rows: Sequence[Row]
     shown: Sequence[Row] = ()
     is_summed = False
@@ -75,6 +76,7 @@ def collectives_view(
         if count and not is_summed:
             whole = "step" if run.has_steps else "capture"
             notes.append(f"ready, launch, start, end: time since the first of these in the {whole}")
+            of_all.append(notes[-1])
     else:
         rows = _named(run, _summed_rows(result, by or ""))
         is_summed = by != "step"
@@ -87,7 +89,10 @@ def collectives_view(
         notes.insert(0, f"times are totals over {steps} steps; for each step: --by step")
     # A person can read hundreds of collectives of a few ranks one by one, but not those of hundreds of ranks.
     digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
-    return TableView(title, rows, notes, lambda: _document(run, result, headline), shown, digest=digest)
+    of_shown = [note for note in notes if note not in of_all] if shown else []
+    return TableView(
+        title, rows, notes, lambda: _document(run, result, headline), shown, digest=digest, notes_of_shown=of_shown
+    )
 
 
 def _named(run: RunAnalysis, rows: Iterable[Row]) -> list[Row]:
