@@ -190,6 +190,7 @@ def _disjoint(stretches: Stretches) -> Stretches:
 
 NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the collectives"
 NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives is not in the trace"
+NEEDS_LOST = "of some steps no recorded wait is for a collective, as in most others: their waits seem to be lost"
 NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
 NO_CONSUMER = "the launch of what waited for a collective is not in the trace"
 NO_NODES = "what needs a collective within a CUDA graph is not recorded"
@@ -302,6 +303,10 @@ def device_blocking(
     elsewhere = _needed_elsewhere(dependencies, is_mine, found.unneeded)
     unknown = np.concatenate([found.unknown, elsewhere, in_graphs if tells_needs else found.unneeded])
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
+    needed = row_of[found.consumers.collective]
+    needed = np.concatenate([needed[needed != UNKNOWN], awaited[waits_for]])
+    lacking = _without_needs(events, collectives, needed)
+    unknown = np.concatenate([unknown, lacking])
 
     is_known = np.ones(len(events), np.bool_)
     is_known[unknown] = False
@@ -315,7 +320,10 @@ def device_blocking(
     reason = None
     if not is_complete:
         lacks_launch = len(found.unknown) > 0
-        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), bool(tells_needs), lacks_launch)
+        tells_all = bool(tells_needs) and not len(lacking)
+        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_all, lacks_launch)
+        if reason == NO_NEEDS and tells_needs:
+            reason = NEEDS_LOST
         # A trace with all synchronizations would not tell it, either.
         if len(in_graphs) == len(collectives):
             reason = NO_NODES
@@ -342,6 +350,18 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _without_needs(events: Events, collectives: Ints, needed: Ints) -> Ints:
+    """Return the collectives of steps in which nothing is known to need one, although in most steps something is.
+
+    The waits of such a step were lost. All arguments but ``events`` and the result are rows of these.
+    """
+    step = events.step[collectives]
+    has_needs = np.isin(step, events.step[needed])
+    all_steps, with_needs = (len(distinct(step[rows])) for rows in (step != UNKNOWN, (step != UNKNOWN) & has_needs))
+    found: Ints = collectives[~has_needs & (step != UNKNOWN)]
+    return found if 2 * with_needs > all_steps else found[:0]
 
 
 def _doubtful_steps(trace: Trace, dependencies: Dependencies, is_doubtful: Mask, steps: Steps) -> Ints:

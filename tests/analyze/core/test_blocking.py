@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.attribution import Events
-from ddp_prof.analyze.core.blocking import NO_COPIES, host_blocking
+from ddp_prof.analyze.core.blocking import NEEDS_LOST, NO_COPIES, host_blocking
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category, Synchronizations, SyncKind
 from tests.drawing import MAIN, PID, draw_trace, instants, picture_of, runs, table
-from tests.nsys_factory import Sync, bucket_steps, write_capture
+from tests.nsys_factory import STEP_NS, US, Sync, bucket_steps, write_capture
 
 
 def collectives(*pictures: str) -> Events:
@@ -136,3 +136,13 @@ def test_without_the_copies_that_were_called_for_nothing_is_known_of_waits(is_re
     (rank,) = find_rank_events(trace)
     reason = None if is_recorded else NO_COPIES
     assert (rank.blocking.coverage.reason, find_rank_work(rank).reason) == (reason, reason)
+
+
+@pytest.mark.parametrize("lost", ["cudaStreamWaitEvent", "cudaEventRecord", "cuda"])
+def test_a_step_without_its_waits_is_not_said_to_stand_still_for_nothing(lost: str, tmp_path: Path) -> None:
+    """Calls that wait and record were lost in step 2 alone: its collective seemed to be needed by nothing."""
+    capture = bucket_steps(20, 20, 20, 20)
+    capture.syncs = [one for one in capture.syncs if one.at // STEP_NS != 2 or not one.call.startswith(lost)]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_step_ns.tolist() == [10 * US, 10 * US, UNKNOWN, 10 * US]
+    assert rank.blocking.coverage.reason == NEEDS_LOST
