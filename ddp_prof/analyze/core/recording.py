@@ -30,7 +30,6 @@ stay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -437,9 +436,9 @@ def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
 def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
     """Return which steps lack calls together with the work that these launched.
 
-    Most steps launch as much, and the step launches the same but for what it lacks, where the numbers of its calls jump
-    as far as over these launches in any of those steps. A step that launches less by itself, such as one of fewer
-    micro-batches, uses up fewer numbers::
+    Other steps launch as much as each other, and the step launches the same but for what it lacks, where the numbers of
+    its calls jump as far as over these launches in any of those steps. Those are most steps, or at least some that use
+    up no more numbers. A step that launches less by itself, such as one of fewer micro-batches, uses up fewer numbers::
 
         numbers of a step      1a 2b 4c 5d 7e          3 and 6 are of calls that launch nothing
         of one with losses     8a   11c   14e          b and d are lost
@@ -447,30 +446,50 @@ def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints
     """
     found = np.zeros(len(steps), np.bool_)
     counts, times = np.unique(step_launches[step_launches > 0], return_counts=True)
-    if not len(counts) or times.max() <= max(LEAST_ALIKE, len(steps) / 2):
-        return found
-    usual = counts[times.argmax()]
-    asked = np.flatnonzero((step_launches > 0) & (step_launches < usual))
-    if not len(asked):
+    is_most = times > max(LEAST_ALIKE, len(steps) / 2)
+    kinds = np.flatnonzero(is_most | (times >= LEAST_ALIKE))
+    if len(counts) < 2 or not len(kinds):
         return found
     activities = trace.activities
     rows = np.flatnonzero(
         (activities.process == process) & (trace.launching_calls != UNKNOWN) & (activities.correlation != UNKNOWN)
     )
     step = steps.index_at(trace.calls.start_ns[trace.launching_calls[rows]])
-    compared = np.flatnonzero(step_launches == usual)[:_MOST_COMPARED]
+    rows, step = rows[step != UNKNOWN], step[step != UNKNOWN]
+    lowest, highest = np.full(len(steps), np.iinfo(np.int64).max), np.zeros(len(steps), np.int64)
+    np.minimum.at(lowest, step, activities.correlation[rows])
+    np.maximum.at(highest, step, activities.correlation[rows])
+    for kind in kinds.tolist():
+        compared = np.flatnonzero(step_launches == counts[kind])[:_MOST_COMPARED]
+        is_asked = (step_launches > 0) & (step_launches < counts[kind]) & ~found
+        if not is_most[kind]:
+            is_asked &= highest - lowest >= (highest - lowest)[compared].min()
+        asked = np.flatnonzero(is_asked)
+        if len(asked):
+            found[asked] = _lack_some(trace, rows, step, asked, compared)
+    return found
+
+
+def _lack_some(trace: Trace, rows: Ints, step: Ints, asked: Ints, compared: Ints) -> list[bool]:
+    """Return for each of the steps ``asked`` whether it lacks some of what the steps ``compared`` launch.
+
+    ``rows`` are activities, and ``step`` is the step of each.
+    """
+    activities = trace.activities
     is_read = np.isin(step, np.concatenate([asked, compared]))
     rows, step = rows[is_read], step[is_read]
     order = np.lexsort((activities.start_ns[rows], activities.correlation[rows], step))
-    begins = np.searchsorted(step[order], np.arange(len(steps) + 1))
-    of_steps = [rows[order[begin:end]] for begin, end in pairwise(begins.tolist())]  # in the order of numbers
-    names = activities.name_id[of_steps[compared[0]]]
-    alike = [at for at in compared.tolist() if np.array_equal(activities.name_id[of_steps[at]], names)]
-    usual_numbers = np.stack([activities.correlation[of_steps[at]] for at in alike])
-    for at in asked.tolist():
-        own = of_steps[at]
-        found[at] = _lacks_some(activities.name_id[own], activities.correlation[own], names, usual_numbers)
-    return found
+    rows, step = rows[order], step[order]  # in the order of numbers
+
+    def of_step(at: int) -> tuple[Ints, Ints]:
+        """Return the names and the numbers of what a step launches."""
+        own = rows[slice(*np.searchsorted(step, [at, at + 1]).tolist())]
+        return activities.name_id[own], activities.correlation[own]
+
+    names, _ = of_step(int(compared[0]))
+    others = [of_step(at) for at in compared.tolist()]
+    usual_numbers = np.stack([numbers for own, numbers in others if np.array_equal(own, names)])
+    return [_lacks_some(*of_step(at), names, usual_numbers) for at in asked.tolist()]
 
 
 def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: Ints) -> bool:
