@@ -249,8 +249,8 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_partial |= _are_cut_off(step_launches, step_collectives, step_ends)
     is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
-    is_partial |= _lack_launches(trace, process, steps, step_launches)
     step_lost = _count(of_lost, len(steps))
+    is_partial |= _lack_launches(trace, process, steps, step_launches, step_lost)
     if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
         step_lost[:] = 0
     launched, early = _count_early_starts(trace, process)
@@ -433,7 +433,7 @@ def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
     return found
 
 
-def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
+def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints, step_lost: Ints) -> Mask:
     """Return which steps lack calls together with the work that these launched.
 
     Other steps launch as much as each other, and the step launches the same but for what it lacks, where the numbers of
@@ -460,7 +460,9 @@ def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints
     np.minimum.at(lowest, step, activities.correlation[rows])
     np.maximum.at(highest, step, activities.correlation[rows])
     for kind in kinds.tolist():
-        compared = np.flatnonzero(step_launches == counts[kind])[:_MOST_COMPARED]
+        compared = np.flatnonzero((step_launches == counts[kind]) & (step_lost == 0))[:_MOST_COMPARED]
+        if not len(compared):
+            continue
         is_asked = (step_launches > 0) & (step_launches < counts[kind]) & ~found
         if not is_most[kind]:
             is_asked &= highest - lowest >= (highest - lowest)[compared].min()

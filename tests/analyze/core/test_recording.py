@@ -308,6 +308,15 @@ class TestStepsThatLostTheirCallsToo:
         of_places = replace(trace.activities, name_id=trace.activities.start_ns % 8)
         assert steps_of(launching(replace(trace, activities=of_places))) == counted
 
+    def test_steps_of_which_work_alone_was_lost_are_not_what_others_are_compared_with(self) -> None:
+        trace = draw_trace(
+            ranges={f"step {number}": "." * 8 * number + "########" for number in range(6)},
+            launches={"main": "abc.....def.....ghi.....j.l.....mno.....pqr....."},
+            streams={7: "a.......def.....ghi.....j.l.....mno.....pqr....."},
+        )
+        of_places = replace(trace.activities, name_id=trace.activities.start_ns % 8)
+        assert steps_of(launching(replace(trace, activities=of_places))) == [1, 2, 4, 5]
+
     def test_nor_does_what_began_in_such_a_step_though_its_launch_is_lost(self) -> None:
         """Compute beside it may be lost, so it was said to be exposed."""
         trace = draw_trace(
