@@ -111,3 +111,8 @@ def parse_ranges(names: Sequence[str], *kinds: str) -> dict[int, Range]:
     """Return the parsed names that begin with one of ``kinds`` and have fields, by their position in ``names``."""
     starts = tuple(f"{kind}|" for kind in kinds)
     return {index: parse_range(name) for index, name in enumerate(names) if name.startswith(starts)}
+
+
+def works_on_device(process: Range) -> bool:
+    """Return whether a ``process`` range says that its process communicates by NCCL, or computes on a device."""
+    return process.text("backend") == "nccl" or (process.text("device") or "cpu") != "cpu"

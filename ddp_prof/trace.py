@@ -19,6 +19,7 @@ import numpy as np
 
 from ddp_prof.growing_column import in_parts
 from ddp_prof.manifest import Manifest
+from ddp_prof.range_names import PROCESS, parse_ranges, works_on_device
 
 # Users of traces also need these names of tables.
 from ddp_prof.table import NO_TIME as NO_TIME
@@ -336,9 +337,18 @@ class Trace(Brief):
 
     @property
     def device(self) -> str:
-        """``cuda``, or :attr:`platform`, if the trace holds activities of a device, or launches; else ``cpu``."""
+        """``cuda``, or :attr:`platform`, if there are activities of a device, or launches, or the program tells of one.
+
+        Else ``cpu``.
+        """
         launches = self.is_launch is not None and bool(self.is_launch.any())
-        return self.platform if launches or len(self.activities) else "cpu"
+        return self.platform if launches or len(self.activities) or self.on_devices else "cpu"
+
+    @cached_property
+    def on_devices(self) -> frozenset[int]:
+        """The processes that say by a range that they communicate by NCCL, or compute on a device."""
+        told = [name_id for name_id, one in parse_ranges(self.names, PROCESS).items() if works_on_device(one)]
+        return frozenset(distinct(self.spans.process[np.isin(self.spans.name_id, told)]))
 
     @cached_property
     def processes(self) -> tuple[int, ...]:

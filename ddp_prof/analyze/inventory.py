@@ -182,14 +182,15 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
     if not has_work and LOST in map(why_unknown_work, ranks) and (lost := find_missing(trace, ranks)):
         advice.append(f"overlap: {lost.text}")
     elif not has_work:
-        lacks = "no ddp_prof ranges that tell what the CPU did"
+        lacks = "no ddp_prof ranges that tell what a CPU did instead"
         if trace.source == "kineto":
             lacks += "" if len(trace.operators) else ", no operators"
             lacks += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
         how = "record it again"
         if not len(trace.calls):
             how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
-        advice.append(f"overlap: no GPU activities, {lacks}: {how}; {how_to_record_cpu(trace)}")
+        on_cpu = f"; {how_to_record_cpu(trace)}" if trace.device == "cpu" else ""
+        advice.append(f"overlap: no GPU activities, {lacks}: {how}{on_cpu}")
     if len(trace.operators) and any(rank.hides_backward for rank in ranks):
         advice.append(f"overlap: {NO_BACKWARD}: run it in the thread that runs torch.profiler")
     told = (None, NOTHING, GRAPHS, NO_BACKWARD, NO_COMMUNICATION)  # by other lines, or none is needed

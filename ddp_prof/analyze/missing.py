@@ -59,7 +59,8 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> Missing | None:
             launches = f"{count:,} launch{'' if count == 1 else 'es'} of kernels or graphs"
             only = f"no GPU activities were recorded, only {launches}"
             return Missing(f"{only}: the profiler lost what they ran: {_RECORD_AGAIN}")
-        return Missing(f"no GPU activities were recorded: {_RECORD_GPU}", how_to_record_cpu(trace))
+        on_cpu = how_to_record_cpu(trace) if trace.device == "cpu" else ""
+        return Missing(f"no GPU activities were recorded: {_RECORD_GPU}", on_cpu)
     is_silent = not np.any(trace.activities.category == Category.COMMUNICATION)
     # NCCL's kernels may be in CUDA graphs that were recorded whole, or among the kernels without a name.
     is_silent &= not np.any(trace.activities.category == Category.OTHER)

@@ -476,7 +476,7 @@ _NOTES_ABOUT_RANKS: tuple[tuple[Callable[[RankOverlap], object], str], ...] = (
         ),
     ),
     (
-        lambda rank: rank.marked_steps and not rank.lengths_ns and rank.reason != LOST,
+        lambda rank: rank.marked_steps and not rank.lengths_ns and rank.reason not in (LOST, NOTHING),
         (
             "how long a step took is not known: most of its device work lies outside of its range on the host, and no "
             "step is known to be followed by one whose device work begins later"

@@ -16,7 +16,7 @@ from ddp_prof.communication import BARRIER, operation_of
 from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Trace, distinct
 
-NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+NOTHING = "no GPU activities, and no ddp_prof ranges that tell what a CPU did instead"
 
 GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate is not in this trace"
 

@@ -241,8 +241,9 @@ def _draw_rank(draw: st.DrawFn, file: _File, plan: Plan, rank: int, clock: int, 
     process, time, ahead = 100 + rank, 20 + clock, draw(st.sampled_from([0, 0, 8, 40]))
     early = draw(st.sampled_from([0, 0, 0, 3, 8]))
     file.ranks[process] = rank
-    backend = {"cuda": "nccl"}.get(plan.device, "gloo")
-    file.say(process, f"process|rank={rank}|world=3|variant=overlap|backend={backend}|device=x", clock, clock + 600)
+    backend, device = {"cuda": "nccl"}.get(plan.device, "gloo"), "cpu" if plan.device == "gloo" else "cuda"
+    whole = f"process|rank={rank}|world=3|variant=overlap|backend={backend}|device={device}"
+    file.say(process, whole, clock, clock + 600)
     file.threads[process, MAIN] = "python"
     if plan.has_named_autograd:
         file.threads[process, AUTOGRAD] = "pt_autograd_0"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.command_line import run
+from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
@@ -141,6 +144,56 @@ def test_of_a_device_whose_activities_were_all_lost_the_device_is_told_and_no_le
     assert "device: cuda" in said
     assert "the launches of this process have no activities: the profiler lost them" in said
     assert not re.search(r"^step|\d ms", said, re.MULTILINE)
+
+
+def without_device(folder: Path, name: str) -> Path:
+    """One of our captures of a job on GPUs, as if recorded by ``--trace=nvtx`` or ``ProfilerActivity.CPU`` alone."""
+    real = ROOT / "traces" / "h200" / "nccl" / name
+    path = folder / real.name
+    if path.suffix == ".sqlite":
+        shutil.copyfile(real, path)
+        with closing(sqlite3.connect(path)) as database, database:
+            for (table,) in database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'CUPTI%'").fetchall():
+                database.execute(f"DROP TABLE {table}")
+        return path
+    document = json.loads(gzip.decompress(real.read_bytes()))
+    of_host = {None, "cpu_op", "user_annotation", "fwdbwd", "Trace"}
+    document["traceEvents"] = [one for one in document["traceEvents"] if one.get("cat") in of_host]
+    path.write_bytes(gzip.compress(json.dumps(document).encode(), 1))
+    return path
+
+
+@pytest.mark.parametrize("name", ["overlap.sqlite", "torch.sqlite", "sharded.rank1.json.gz"])
+def test_of_a_job_on_gpus_that_were_not_recorded_no_time_of_its_host_is_told(name: str, tmp_path: Path) -> None:
+    """Its ranges say 'backend=nccl|device=cuda'. It was 'device: cpu', with '100 % of communication is hidden'."""
+    path = without_device(tmp_path, name)
+    document = json.loads(run("overlap", path, "--format", "json").stdout)
+    assert document["device"] == "cuda"
+    assert document["missing"].startswith(NO_GPU)
+    assert "CPU, with" not in document["missing"]
+    for rank in document["ranks"]:
+        assert {rank[key] for key in ("compute_ns", "comm_ns", "exposed_ns", "overlap_ratio")} <= {None, 0}
+        assert all(step[key] is None for step in rank["steps"] for key in ("comm_ns", "exposed_ns", "tail_ns"))
+        assert all(step["length"]["ns"] is None for step in rank["steps"])
+    said = run("summary", path, "--notes").stdout
+    assert not re.search(r"\d (ms|%)|device work lies outside", said)
+
+
+def test_a_rank_whose_gpu_was_not_recorded_changes_no_figure_of_another(tmp_path: Path) -> None:
+    """Its marks on the host were matched with the kernels of rank 0, which then waited for it 49 % of the time."""
+    whole = tmp_path / "sharded.rank0.json.gz"
+    shutil.copyfile(ROOT / "traces" / "h200" / "nccl" / whole.name, whole)
+    alone = json.loads(run("overlap", whole, "--format", "json").stdout)
+    silent = without_device(tmp_path, "sharded.rank1.json.gz")
+    both = json.loads(run("overlap", whole, silent, "--format", "json").stdout)
+    assert both["ranks"][0] == alone["ranks"][0]
+    (found,) = json.loads(run("summary", whole, silent, "--format", "json").stdout)["runs"]
+    (expected,) = json.loads(run("summary", whole, "--format", "json").stdout)["runs"]
+    keys = ("comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns", "step_ns")
+    assert {key: found[key] for key in keys} == {key: expected[key] for key in keys}
+    document = json.loads(run("collectives", whole, silent, "--format", "json").stdout)
+    assert {one["rank"] for one in document["collectives"]} == {0}
+    assert {one["wait_ns"] for one in document["collectives"]} == {None}
 
 
 @pytest.mark.parametrize("passes_model", [False, True])

@@ -359,8 +359,8 @@ _OPTIMIZER = "Optimizer.step#SGD.step"
         (1, None, "This process is the only rank of its job", _NOBODY),
         (1, _OPTIMIZER, "This process is the only rank of its job", _NOBODY),
         (None, None, "Nothing in this trace is known to communicate:", "with nobody, and there is nothing to hide."),
-        (None, _OPTIMIZER, _UNKNOWN, "tell what the CPU did."),  # backward, which was not recorded, may communicate
-        (None, "nccl:all_to_all", _UNKNOWN, "tell what the CPU did."),  # on a GPU, which was not recorded
+        (None, _OPTIMIZER, _UNKNOWN, "tell what a CPU did instead."),  # backward may communicate
+        (None, "nccl:all_to_all", _UNKNOWN, "tell what a CPU did instead."),  # on a GPU, which was not recorded
         (4, None, "Nothing in this trace is known to communicate", "although its job has 4 ranks."),
     ],
 )

@@ -362,7 +362,9 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     collectives = [r for r in ranges if r.name.startswith("all_reduce|")]
     ours = [r.name for r in ranges if r.name.startswith("process|")]
     lost = lost_launches(trace, process)
-    events = _host_events(collectives, phases) if device is None and (collectives or ours) and not lost else []
+    hides_device = device is None and any("backend=nccl" in name or "device=cuda" in name for name in ours)
+    tells_host = device is None and (collectives or ours) and not (lost or hides_device)
+    events = _host_events(collectives, phases) if tells_host else []
     is_off = device is not None and clocks_disagree(trace, process, _launch_of)
     if device is not None:
         events = _device_events(recorded, process, steps, ranges, phases, device)
@@ -412,7 +414,7 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         is_unnamed and trace.world_size != 1,
         any(e.category == Category.COMMUNICATION and e.end > e.start for e in events if e not in counted),
         is_silent,
-        device is None and len(lost) > 0 and len(lost) == len(launches_of(trace, process)),
+        hides_device or (device is None and len(lost) > 0 and len(lost) == len(launches_of(trace, process))),
         ranges=ranges,
         backward_ranges=backward,
     )  # fmt: skip

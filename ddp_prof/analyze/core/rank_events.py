@@ -234,7 +234,7 @@ class RankEvents(Brief):
             return empty(StepTimes)
         phases = empty(Phases) if self.clocks_disagree else self.phases
         times = measure_step_times(self.steps, phases, self.union_of, self.device_steps if self.runs_ahead else None)
-        if self.is_lost:  # whether the host waited for the device is not known, nor what ran in its ranges
+        if self.is_unrecorded:  # whether the host waited for the device is not known, nor what ran in its ranges
             lost = np.ones(len(self.steps), np.bool_)
         elif self.follows_lost is None or self.runs_ahead or not self.lead.outside_ns:
             return times
@@ -374,6 +374,11 @@ class RankEvents(Brief):
         """Whether its process launched work on a device, and no activity of this work was recorded."""
         recording = self.recording
         return self.device is None and recording.lost > 0 and recording.lost == recording.launches
+
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether its process worked on a device, as it says or launched, of which no activity was recorded."""
+        return self.is_lost or (self.device is None and self.process in self.trace.on_devices)
 
     @property
     def hides_waits(self) -> bool:

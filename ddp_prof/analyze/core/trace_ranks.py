@@ -206,7 +206,9 @@ class _Builder:
         # If there are fewer operators than collectives, operators were not recorded completely.
         # A variant marks its waits by itself; only where the trainer is marked, too, do ranges tell when it computed.
         marks_waits = np.isin((SYNCHRONIZE_PHASE, BACKWARD_PHASE), self.phases.kind).all() and not self.is_gloo.any()
-        if 0 < len(self.ranges) <= len(operators) and not (is_ours and marks_waits):
+        if self.process in self.trace.on_devices:  # of which nothing was recorded
+            events = empty(Events)
+        elif 0 < len(self.ranges) <= len(operators) and not (is_ours and marks_waits):
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if backward == "none" and operators.is_backward.any():
                 backward = "inferred"
