@@ -436,39 +436,35 @@ def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
 def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints, step_lost: Ints) -> Mask:
     """Return which steps lack calls together with the work that these launched.
 
-    Other steps launch as much as each other, and the step launches the same but for what it lacks, where the numbers of
-    its calls jump as far as over these launches in any of those steps. Those are most steps, or at least some that use
-    up no more numbers. A step that launches less by itself, such as one of fewer micro-batches, uses up fewer numbers::
+    Most steps launch as much, and the step launches the same but for what it lacks, where the numbers of its calls jump
+    as far as over these launches in any of those steps. A step that launches less by itself, such as one of fewer
+    micro-batches, uses up fewer numbers::
 
         numbers of a step      1a 2b 4c 5d 7e          3 and 6 are of calls that launch nothing
         of one with losses     8a   11c   14e          b and d are lost
         of one without b, d    8a   10c   12e
+
+    If every second step, or every third, is such a one, nothing is lost: the program does so.
     """
     found = np.zeros(len(steps), np.bool_)
     counts, times = np.unique(step_launches[step_launches > 0], return_counts=True)
-    is_most = times > max(LEAST_ALIKE, len(steps) / 2)
-    kinds = np.flatnonzero(is_most | (times >= LEAST_ALIKE))
-    if len(counts) < 2 or not len(kinds):
+    if not len(counts) or times.max() <= max(LEAST_ALIKE, len(steps) / 2):
+        return found
+    usual = counts[times.argmax()]
+    asked = np.flatnonzero((step_launches > 0) & (step_launches < usual))
+    compared = np.flatnonzero((step_launches == usual) & (step_lost == 0))[:_MOST_COMPARED]
+    if not len(asked) or not len(compared):
         return found
     activities = trace.activities
     rows = np.flatnonzero(
         (activities.process == process) & (trace.launching_calls != UNKNOWN) & (activities.correlation != UNKNOWN)
     )
     step = steps.index_at(trace.calls.start_ns[trace.launching_calls[rows]])
-    rows, step = rows[step != UNKNOWN], step[step != UNKNOWN]
-    lowest, highest = np.full(len(steps), np.iinfo(np.int64).max), np.zeros(len(steps), np.int64)
-    np.minimum.at(lowest, step, activities.correlation[rows])
-    np.maximum.at(highest, step, activities.correlation[rows])
-    for kind in kinds.tolist():
-        compared = np.flatnonzero((step_launches == counts[kind]) & (step_lost == 0))[:_MOST_COMPARED]
-        if not len(compared):
-            continue
-        is_asked = (step_launches > 0) & (step_launches < counts[kind]) & ~found
-        if not is_most[kind]:
-            is_asked &= highest - lowest >= (highest - lowest)[compared].min()
-        asked = np.flatnonzero(is_asked)
-        if len(asked):
-            found[asked] = _lack_some(trace, rows, step, asked, compared)
+    found[asked] = _lack_some(trace, rows, step, asked, compared)
+    first, *others = np.flatnonzero(found).tolist() or [0]
+    period = others[0] - first if others else 0
+    if first < period and np.array_equal(np.flatnonzero(found), np.arange(first, len(found), period)):
+        found[:] = False
     return found
 
 
