@@ -120,8 +120,8 @@ def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
     other = ", longer than communication is exposed" if exposed_ns else ""
     share = f"for {percent(idle_ns / step_ns)} of a typical step{other}"
     if summary.device == "cpu":  # no device waits for a host
-        found = "what no phase holds, such as loading data, takes that time"
-        return f"A rank neither computes nor communicates {share}: {found}."
+        where = reason or "ddp-prof kernels shows where the host was"
+        return f"A rank neither computes nor communicates {share}: {where}."
     return f"The device is idle {share}: {reason or 'ddp-prof kernels shows what it waits for'}."
 
 

@@ -500,6 +500,34 @@ def test_idle_time_is_told_first_where_it_is_the_larger_loss(tmp_path: Path) -> 
     assert found["idle"] is None
 
 
+def test_where_the_host_was_on_a_cpu_is_told_only_where_it_is_known(tmp_path: Path) -> None:
+    """'What no phase holds' was said to take the time, 86 % of which lay in backward, between torch's operators.
+
+    ms          0    1    2    3    4    5    6    7    8    9
+    forward     ffffff
+    backward          bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
+    operators   oooooo...............................oooo
+    gloo                                                  gg
+    """
+    events = []
+    for step in range(4):
+        at = 12_000 * step
+        ranges = (
+            (f"step {step}", 0, 10_000),
+            ("forward", 0, 1_000),
+            ("backward", 1_100, 8_900),
+            ("gloo:all_reduce", 9_000, 500),
+        )
+        events += [event("user_annotation", name, str(at + start), str(length)) for name, start, length in ranges]
+        events += [
+            event("cpu_op", "aten::mm", str(at + start), str(length)) for start, length in ((0, 1_000), (8_000, 900))
+        ]
+    (found,) = summary(write(tmp_path / "x.json", events))["runs"]
+    assert found["idle"].endswith("than communication is exposed: ddp-prof kernels shows where the host was.")
+    (starved,) = summary(TRACES.parent / "tests/analyze/doctor/captures/starved.sqlite")["runs"]
+    assert "such as loading data, takes that time (ddp-prof doctor)" in starved["idle"], "the doctor found that"
+
+
 def test_a_reason_of_idle_time_explains_at_least_half_of_it(tmp_path: Path) -> None:
     """'The host launches work too late' was said of idle time of which more than half was launched, and had not begun.
 

@@ -66,6 +66,11 @@ _REASONS_OF_IDLE = {
     "overhead of the profiler": "the profiler itself takes time",
 }
 """For rules of the doctor: why the device is idle, in the words of a sentence."""
+_REASONS_ON_CPU = {
+    **_REASONS_OF_IDLE,
+    "launch-bound host": "what no phase holds, such as loading data, takes that time",
+}
+"""The same of ranks on a CPU, which have no device."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,8 @@ class SummarizedRun:
         least_ns = (self.summary.parts_ns["idle"] or 0) / 2
         costs = {finding.rule: finding.cost_ns for finding in self.diagnosis.findings}
         explains = {rule for rule, cost_ns in costs.items() if cost_ns is None or cost_ns >= least_ns}
-        reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in explains), None)
+        reasons = _REASONS_ON_CPU if self.summary.device == "cpu" else _REASONS_OF_IDLE
+        reason = next((text for rule, text in reasons.items() if rule in explains), None)
         return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else self._idle_between)
 
     @property
