@@ -229,13 +229,16 @@ def _is_small(cause: RootCause) -> bool:
     return bool(cause.step_ns) and cause.pair_ns < WORTH_ADVICE * (cause.step_ns or 0)
 
 
+_SHOWS_WHO = " 'ddp-prof skew' shows whether the same rank is late each time."
+
+
 def _advice(cause: RootCause) -> str:
     """Return what would shorten the exposed time, after a space; empty if nothing follows from the cause."""
     if _is_small(cause):
         return f" That is {percent(cause.pair_ns / (cause.step_ns or 1))} of the step."
     # Whether waiting for peers is most of it.
     waits = 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT
-    skew = " 'ddp-prof skew' shows which rank arrives late." if waits and cause.knows_late else ""
+    skew = _SHOWS_WHO if waits and cause.knows_late else ""
     if cause.is_late:
         who = f"how late {cause.late_rank} {'is' if cause.late_ranks == 1 else 'are'}"
         waits, skew = True, f" 'ddp-prof skew' shows {who if cause.is_usually_late else 'who is late'} in other steps."
@@ -260,7 +263,7 @@ def _advice(cause: RootCause) -> str:
         # What it is queued behind may wait for a peer, although this part of the time is no wait itself.
         is_waited_for = cause.wait_ns >= _WORTH_A_WORD * cause.exposed_ns
         if_transfer = ", if these transfer rather than wait" if is_waited_for or not cause.knows_wait else ""
-        skew = " 'ddp-prof skew' shows which rank arrives late." if is_waited_for and cause.knows_late else ""
+        skew = _SHOWS_WHO if is_waited_for and cause.knows_late else ""
         if cause.are_many_and_small:
             return (
                 " It waits for earlier collectives on its stream, which are many and small: each costs its latency, so "

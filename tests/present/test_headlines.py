@@ -61,7 +61,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"wait_ns": 2}, "is tail, in transfer: "),
         ({"wait_ns": 41}, "tail, in transfer (a peer was missing in 41 % of the exposed time): the last bucket"),
         ({"wait_ns": 41}, "A smaller last bucket"),
-        ({"wait_ns": 51}, "'ddp-prof skew' shows which rank arrives late."),
+        ({"wait_ns": 51}, "'ddp-prof skew' shows whether the same rank is late each time."),
         ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
         ({"same_operation_per_step": 1, "gradients_per_pass": 1}, "Smaller buckets would start earlier"),
         ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
@@ -85,7 +85,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         # What it is queued behind may wait for a peer: of a late rank whose capture marks no steps, a link was advised.
         (
             {"why": "queued", "wait_ns": 37},
-            "would help, if these transfer rather than wait. 'ddp-prof skew' shows which rank arrives late.",
+            "if these transfer rather than wait. 'ddp-prof skew' shows whether the same rank is late each time.",
         ),
         (
             {"parameters": ("embedding",), "knows_wait": False},
@@ -102,7 +102,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
             "tail, in collectives launched after backward: this is the only collective of a step.",
         ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that in the"),
-        ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' shows which rank arrives late."),
+        ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' shows whether the same rank is late each time."),
         (
             {"why": "late_input", "when": "forward"},
             "held up by late input: all of that in the last bucket (61 MiB, embedding, norm). Its input ended",
