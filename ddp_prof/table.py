@@ -26,6 +26,8 @@ UNKNOWN = -1
 """Stands in a column where there is no value (no correlation, no name, size not known)."""
 NO_TIME = -(2**62)
 """Stands in a column of times where a time is not known. It is less than any time of a trace, which may be negative."""
+NEVER = 2**62
+"""Stands in a column of times for what never comes: more than any time, and not too far from any for int64."""
 
 
 class Brief:

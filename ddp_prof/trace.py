@@ -22,6 +22,7 @@ from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import PROCESS, parse_ranges, works_on_device
 
 # Users of traces also need these names of tables.
+from ddp_prof.table import NEVER as NEVER
 from ddp_prof.table import NO_TIME as NO_TIME
 from ddp_prof.table import UNKNOWN as UNKNOWN
 from ddp_prof.table import Brief, constant_column, rows_of

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ddp_prof.growing_column import in_order, in_parts
-from ddp_prof.trace import UNKNOWN, Ints, Mask
+from ddp_prof.trace import NEVER, UNKNOWN, Ints, Mask
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def union_of_one(start_ns: int, end_ns: int) -> Intervals:
     return Intervals(np.array([start_ns]), np.array([end_ns]))
 
 
-EVER = union_of_one(-(2**62), 2**62)
+EVER = union_of_one(-NEVER, NEVER)
 
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.table import Floats, begins_run
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
+from ddp_prof.trace import NEVER, NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
 
 _ALIKE_LAGS = 0.1
 """Largest part of a lag by which another one may be smaller and still be alike."""
@@ -169,7 +169,7 @@ def _behind_others(columns: Ints, present: Mask) -> Floats:
     Only times that are ``present`` count. The result is NaN where a time is not present, or is the only one of its row.
     """
     # Floats represent whole nanoseconds only up to some months, so times are relative to the first one.
-    origin = columns.min(initial=np.iinfo(np.int64).max, where=present)
+    origin = columns.min(initial=NEVER, where=present)
     arrival = np.where(present, (columns - origin).astype(np.float64), np.nan)
     lags = np.full(arrival.shape, np.nan)
     for index in range(columns.shape[1]):
@@ -226,7 +226,7 @@ def _nearly_as_late(lags: Floats, arrivals: Ints, waits_ns: Ints, largest: float
     """
     nearly = lags >= _NEARLY * largest  # NaN is not
     # What a rank had waited when it first was so late.
-    since = arrivals.min(axis=0, initial=np.iinfo(np.int64).max, where=nearly)
+    since = arrivals.min(axis=0, initial=NEVER, where=nearly)
     waited_ns = waits_ns.sum(axis=0, where=arrivals < since)
     found: Mask = nearly.any(axis=0) & (waited_ns <= _ALIKE_LAGS * largest)
     return found

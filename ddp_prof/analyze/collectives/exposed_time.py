@@ -74,7 +74,7 @@ from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Table, concatenate, distinct, select, take_or_unknown
+from ddp_prof.trace import NEVER, NO_TIME, UNKNOWN, Ints, Table, concatenate, distinct, select, take_or_unknown
 
 TAIL, OUTSIDE, UNKNOWN_WHEN = "tail", "outside", "unknown"
 WHENS = (FORWARD, BACKWARD, TAIL, OPTIMIZER, OUTSIDE, UNKNOWN_WHEN)
@@ -85,7 +85,6 @@ LATE_INPUT, PEER_WAIT, TRANSFER, UNKNOWN_WHY = "late_input", "peer_wait", "trans
 WHYS = (BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER, UNKNOWN_WHY)
 """Why communication is exposed."""
 
-_LATEST = 2**62
 _SEND_OR_RECEIVE = OPERATIONS.index(POINT_TO_POINT)
 _WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD, BACKWARD, OPTIMIZER)}
 
@@ -182,8 +181,8 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
 
     # A stretch of a phase ends where the next one begins; the last one of a step has no end.
     phases = rank.device_phases
-    ends = np.append(phases.start_ns[1:], _LATEST)
-    ends[np.append(phases.step[1:] != phases.step[:-1], True)] = _LATEST
+    ends = np.append(phases.start_ns[1:], NEVER)
+    ends[np.append(phases.step[1:] != phases.step[:-1], True)] = NEVER
     start = np.maximum(start_ns, phases.start_ns[stretch])
     end = np.minimum(end_ns, ends[stretch])
 
@@ -241,7 +240,7 @@ def _classify_when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
 def backward_end_ns(rank: RankCollectives) -> Ints:
     """Return the end of backward's compute in each collective's pass; a time later than any event if not known."""
     end = rank.timings.backward_end_ns
-    return np.where(end == NO_TIME, _LATEST, end)
+    return np.where(end == NO_TIME, NEVER, end)
 
 
 def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:

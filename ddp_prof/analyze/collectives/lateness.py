@@ -32,7 +32,7 @@ from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectiv
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import union, union_by_group
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, count_before, take_or_unknown
+from ddp_prof.table import NEVER, NO_TIME, UNKNOWN, Ints, Mask, count_before, take_or_unknown
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def _inferred_standstill(rank: RankCollectives) -> Ints:
     # The first compute that begins at the end of each collective or after it, and the last collective before it.
     follower = np.searchsorted(compute.start_ns, end_ns)
     is_last = np.append(follower[1:] != follower[:-1], True)
-    begins_ns = np.append(compute.start_ns, np.iinfo(np.int64).max)[follower]
+    begins_ns = np.append(compute.start_ns, NEVER)[follower]
     since_ns = np.maximum(
         np.append(compute.end_ns, NO_TIME)[follower - 1],  # NO_TIME before the first compute
         busy.start_ns[np.searchsorted(busy.start_ns, end_ns, side="right") - 1],

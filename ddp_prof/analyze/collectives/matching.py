@@ -28,9 +28,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.steps import CLEARLY
 from ddp_prof.communication import OPERATIONS, PEER_COPY, POINT_TO_POINT
 from ddp_prof.table import concatenate, count_before, distinct_rows, positions
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, distinct, select, take_or_unknown
-
-_LATEST = 2**62
+from ddp_prof.trace import NEVER, NO_TIME, UNKNOWN, Ints, Mask, distinct, select, take_or_unknown
 
 MOST_STREAMS = 4
 """With more streams, only pairings by stream number are tried."""
@@ -265,7 +263,7 @@ def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, o
     rows = _find_pairs(ranks, (own, others))
     rows = rows[(rows != UNKNOWN).all(axis=1) & _do_parts_agree(ranks, rows) & _do_parts_meet(ranks, rows)]
     if not len(rows):
-        return 0, Fraction(_LATEST)
+        return 0, Fraction(NEVER)
     difference = first.timings.end_ns[rows[:, 0]] - other.timings.end_ns[rows[:, 1]]
     constant = 0 if first.clock == other.clock else np.median(difference)
     return len(rows), Fraction(float(np.sum(np.abs(difference - constant)))) / len(rows)  # np.mean would round
@@ -278,7 +276,7 @@ def _do_parts_agree(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
     agree = np.ones(len(rows), np.bool_)
     is_sized = (size != UNKNOWN) & (operation != _OF_UNEQUAL_SIZES)
     for values, counts in ((operation, present), (size, is_sized), (bucket, bucket != UNKNOWN)):
-        least = values.min(axis=1, where=counts, initial=_LATEST)
+        least = values.min(axis=1, where=counts, initial=NEVER)
         agree &= values.max(axis=1, where=counts, initial=UNKNOWN) <= least
     return agree
 
@@ -294,6 +292,6 @@ def _do_parts_meet(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
     meet = np.ones(len(rows), np.bool_)
     for clock in {rank.clock for rank in ranks}:
         here = present & [rank.clock == clock for rank in ranks]
-        begun = start.max(axis=1, where=here, initial=-_LATEST)
-        meet &= ~needs_all | (begun <= end.min(axis=1, where=here, initial=_LATEST))
+        begun = start.max(axis=1, where=here, initial=-NEVER)
+        meet &= ~needs_all | (begun <= end.min(axis=1, where=here, initial=NEVER))
     return meet

@@ -61,6 +61,7 @@ from ddp_prof.communication import (
 from ddp_prof.range_names import FORWARD, PHASES, parse_range
 from ddp_prof.table import positions
 from ddp_prof.trace import (
+    NEVER,
     NO_TIME,
     UNKNOWN,
     Category,
@@ -387,7 +388,7 @@ def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
     kept = union(timings.start_ns - BACK_TO_BACK_NS, timings.end_ns + BACK_TO_BACK_NS)
     if to_draw and len(timings):
         steps, row = np.unique(timings.step, return_inverse=True)
-        first, last = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), NO_TIME)
+        first, last = np.full(len(steps), NEVER), np.full(len(steps), NO_TIME)
         for time in (timings.ready_ns, timings.launch_ns, timings.start_ns):
             np.minimum.at(first, row[time != NO_TIME], time[time != NO_TIME])
         np.maximum.at(last, row, timings.end_ns)

@@ -31,6 +31,7 @@ from ddp_prof.range_names import (
 from ddp_prof.table import fill, is_in, positions, row_numbers, rows_of, take_in_parts
 from ddp_prof.trace import (
     AUTOGRAD,
+    NEVER,
     NO_TIME,
     UNKNOWN,
     Category,
@@ -433,10 +434,6 @@ def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -
         phase=phases.kind_at(ranges.launch_or_start_ns),
         launch_ns=ranges.launch_ns,
     )
-
-
-NEVER = np.iinfo(np.int64).max
-"""A time later than any."""
 
 
 def first_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import NEVER, are_gloo_events, find_operations, first_by_step, last_by_step
+from ddp_prof.analyze.core.attribution import are_gloo_events, find_operations, first_by_step, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import name_steps
 from ddp_prof.communication import BARRIER, OPERATIONS, POINT_TO_POINT
-from ddp_prof.table import is_in
+from ddp_prof.table import NEVER, is_in
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, select, take_or_unknown
 
 
@@ -101,7 +101,7 @@ def _lack_collectives(rank: RankEvents) -> Mask:
         (ranges.operation[is_gloo], ranges.start_ns[is_gloo], -1),
     ):
         begun_ns = np.sort(at_ns[is_in(operation, _COUNTED)])
-        differs += sign * np.searchsorted(begun_ns, np.append(steps.start_ns[1:], np.iinfo(np.int64).max))
+        differs += sign * np.searchsorted(begun_ns, np.append(steps.start_ns[1:], NEVER))
     lacking = np.diff(np.minimum.accumulate(differs[::-1])[::-1], prepend=0)
     counts, times = np.unique(lacking, return_counts=True)
     found: Mask = (lacking > counts[times.argmax()]) & ~steps.warmup

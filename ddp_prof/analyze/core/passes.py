@@ -29,7 +29,6 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
-    NEVER,
     OPTIMIZER_PHASE,
     SYNCHRONIZE_PHASE,
     Events,
@@ -39,6 +38,7 @@ from ddp_prof.analyze.core.attribution import (
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
+    NEVER,
     NO_TIME,
     UNKNOWN,
     Ints,

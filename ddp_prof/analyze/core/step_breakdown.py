@@ -43,7 +43,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE,
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, union_by_group
 from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, distinct_rows, is_in, rows_of, select
+from ddp_prof.table import NEVER, NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, distinct_rows, is_in, rows_of, select
 from ddp_prof.trace import Category
 
 
@@ -85,7 +85,7 @@ def find_windows(events: Events, steps: Steps, *, on_host: bool) -> tuple[Ints, 
         on_host: Whether the host itself computes: the window then includes the step's range.
     """
     # From the first start to the last end of what each step launched.
-    start, end = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), np.iinfo(np.int64).min)
+    start, end = np.full(len(steps), NEVER), np.full(len(steps), -NEVER)
     if on_host:
         start, end = steps.start_ns.copy(), steps.end_ns.copy()
     rows = rows_of(events.step >= 0)
@@ -321,7 +321,7 @@ def first_work(events: Events, steps: int) -> Ints:
         return begins
     step, lane = events.step[rows][first], events.lane[rows][first]
     busy_ns = sum_by_group((events.end_ns - events.start_ns)[rows][computes], which[computes], len(first))
-    start_ns = np.full(len(first), np.iinfo(np.int64).max)
+    start_ns = np.full(len(first), NEVER)
     np.minimum.at(start_ns, which, events.start_ns[rows])
     has_compute = np.isin(np.arange(len(first)), which[computes])
     # The last value written stays: of the step's streams with compute, the busiest one; if several are equally busy,
@@ -337,7 +337,7 @@ NONE = -2
 BETWEEN_STEPS = -3
 """The value of ``DevicePhases.before`` in the one stretch for all time outside of the steps."""
 
-ALWAYS = -(2**62)
+ALWAYS = -NEVER
 """Start of each step's first stretch: earlier than any event."""
 
 

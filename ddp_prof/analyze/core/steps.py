@@ -19,6 +19,7 @@ from ddp_prof.growing_column import in_parts
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
 from ddp_prof.table import count_before
 from ddp_prof.trace import (
+    NEVER,
     NO_TIME,
     UNKNOWN,
     Ints,
@@ -366,7 +367,7 @@ def _holds_another(spans: Spans, rows: Ints) -> Mask:
     order = np.lexsort((-spans.end_ns[rows], spans.start_ns[rows]))
     end = spans.end_ns[rows][order]
     # A range contains another one if the earliest end among the ranges that start later is not after its own end.
-    later = np.minimum.accumulate(np.append(end[1:], np.iinfo(np.int64).max)[::-1])[::-1]
+    later = np.minimum.accumulate(np.append(end[1:], NEVER)[::-1])[::-1]
     holds = np.zeros(len(rows), np.bool_)
     holds[order] = later <= end
     return holds

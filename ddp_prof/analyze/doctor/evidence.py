@@ -32,6 +32,7 @@ from ddp_prof.analyze.why_unknown import NOT_TIMED, why_no_steps, why_unknown
 from ddp_prof.communication import BROADCAST, GATHER, OPERATIONS, PEER_COPY, REDUCE, SCATTER
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
+    NEVER,
     NO_TIME,
     UNKNOWN,
     Ints,
@@ -570,7 +571,7 @@ def _held_gaps(busy: Intervals, events: Events, on_stream: Mask) -> Intervals:
     launch_ns = np.full(len(busy), NO_TIME)  # the latest launch among the events with which each busy stretch begins
     first = np.searchsorted(busy.start_ns, start_ns)
     begins = np.flatnonzero(take_or_unknown(busy.start_ns, np.minimum(first, len(busy) - 1)) == start_ns)
-    unknown = np.where(launched_ns == NO_TIME, np.iinfo(np.int64).max, launched_ns)
+    unknown = np.where(launched_ns == NO_TIME, NEVER, launched_ns)
     np.maximum.at(launch_ns, first[begins], unknown[begins])
     idle_from, idle_to = busy.end_ns[:-1], busy.start_ns[1:]
     is_held = launch_ns[1:] < idle_from - LAUNCHED_AHEAD_NS

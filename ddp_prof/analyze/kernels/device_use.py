@@ -42,7 +42,7 @@ from ddp_prof.analyze.why_unknown import (
     why_unknown_work,
 )
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, concatenate
+from ddp_prof.trace import NEVER, NO_TIME, UNKNOWN, Category, Ints, concatenate
 
 HOST = "host"
 """Kind of compute on a CPU, where no kernels are known."""
@@ -184,7 +184,7 @@ def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
     if rank.device is None:
         return gaps, nothing, nothing
     rows = np.flatnonzero(events.end_ns > events.start_ns)
-    launch = np.where(events.launch_ns == NO_TIME, np.iinfo(np.int64).max, events.launch_ns)[rows]
+    launch = np.where(events.launch_ns == NO_TIME, NEVER, events.launch_ns)[rows]
     rows = rows[np.lexsort((launch, events.start_ns[rows]))]  # if events start together, the first launch counts
     # The event with whose start a gap ends; -1 after the last event.
     ending = np.append(rows, -1)[np.searchsorted(events.start_ns[rows], gaps.end_ns)]
