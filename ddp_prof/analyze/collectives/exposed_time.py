@@ -258,7 +258,7 @@ def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints, Ints]:
     The causes: the host launched it late; it queued; it queued or waited for its input, which is not known within a
     CUDA graph; and it waited for its input.
     """
-    launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
+    launched = timings.launch_or_start_ns
     ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)
     late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)
     due = np.minimum(np.maximum(launched, ready), timings.start_ns)

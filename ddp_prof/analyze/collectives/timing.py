@@ -34,12 +34,12 @@ from ddp_prof.analyze.core.attribution import (
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
     Events,
+    Launched,
     find_operations,
     first_by_step,
     last_by_step,
 )
 from ddp_prof.analyze.core.operations import Pauses, find_pauses
-from ddp_prof.analyze.core.passes import launch_or_start_ns
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
@@ -100,7 +100,7 @@ _WITHOUT_GRADIENTS = [
 
 
 @dataclass(frozen=True)
-class CollectiveTimings(Table):
+class CollectiveTimings(Table, Launched):
     """One row per collective, ordered by step and launch. Unknown values are ``UNKNOWN``, unknown times ``NO_TIME``.
 
     Attributes:
@@ -323,8 +323,8 @@ def find_timings(rank: RankEvents) -> RankCollectives:
 def _count_updates(events: Events, operations: Events) -> Ints:
     """Return ``CollectiveTimings.updates``."""
     is_update = (events.category == Category.COMPUTE) & (events.phase == OPTIMIZER_PHASE)
-    launched_ns = np.sort(launch_or_start_ns(events)[is_update])
-    return np.searchsorted(launched_ns, launch_or_start_ns(operations))
+    launched_ns = np.sort(events.launch_or_start_ns[is_update])
+    return np.searchsorted(launched_ns, operations.launch_or_start_ns)
 
 
 def _find_places(rank: RankEvents) -> Ints:

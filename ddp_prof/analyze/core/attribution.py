@@ -85,8 +85,20 @@ GLOO = "gloo:"
 """The prefix of gloo's collectives in torch.profiler."""
 
 
+class Launched:
+    """Base of tables of what the host launches; ``launch_ns`` is ``NO_TIME`` if the launch is not known."""
+
+    start_ns: Ints
+    launch_ns: Ints
+
+    @property
+    def launch_or_start_ns(self) -> Ints:
+        """The launch of each row, or its start if the launch is not known."""
+        return np.where(self.launch_ns == NO_TIME, self.start_ns, self.launch_ns)
+
+
 @dataclass(frozen=True)
-class CollectiveRanges(Table):
+class CollectiveRanges(Table, Launched):
     """The host's ranges around collectives, one per row, from the launch to the completion as the host sees it.
 
     Attributes:
@@ -111,11 +123,6 @@ class CollectiveRanges(Table):
     bytes: Ints
     named_by: Ints
     group_size: Ints
-
-    @property
-    def launch_or_start_ns(self) -> Ints:
-        """The launch of each collective, or its start if the launch is not known."""
-        return np.where(self.launch_ns == NO_TIME, self.start_ns, self.launch_ns)
 
     def launched_in(self, launch_ns: Ints) -> Ints:
         """Return the row of the innermost range that is open at each time; ``UNKNOWN`` if there is none."""
@@ -299,7 +306,7 @@ SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
 
 
 @dataclass(frozen=True)
-class Events(Table):
+class Events(Table, Launched):
     """Events of one rank. On a CPU, ``lane`` (the stream), ``activity`` and ``launcher`` are ``UNKNOWN``.
 
     Attributes:

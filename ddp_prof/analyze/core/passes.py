@@ -110,11 +110,6 @@ class Passes(Table):
         return np.where(is_between & waits, row + 1, row)
 
 
-def launch_or_start_ns(events: Events) -> Ints:
-    """Return the launch of each event, or its start if its launch is not known."""
-    return np.where(events.launch_ns == NO_TIME, events.start_ns, events.launch_ns)
-
-
 def whole_passes(events: Events, steps: int, follows: Mask) -> Passes:
     """Return one pass for each step with compute of backward, whatever lies between.
 
@@ -126,7 +121,7 @@ def whole_passes(events: Events, steps: int, follows: Mask) -> Passes:
     rows = np.flatnonzero(
         (events.category == Category.COMPUTE) & (events.phase == BACKWARD_PHASE) & (events.step != UNKNOWN)
     )
-    at_ns, step = launch_or_start_ns(events)[rows], events.step[rows]
+    at_ns, step = events.launch_or_start_ns[rows], events.step[rows]
     first_ns = first_by_step(at_ns, step, steps)
     last_ns, end_ns = (last_by_step(column, step, steps) for column in (at_ns, _ends_ns(events, follows)[rows]))
     found = np.flatnonzero(last_ns != NO_TIME)
@@ -151,7 +146,7 @@ def find_passes(
         main_thread: The thread that runs the steps.
         on_host: Whether the host itself computes.
     """
-    whole, at_ns = whole_passes(events, steps, follows), launch_or_start_ns(events)
+    whole, at_ns = whole_passes(events, steps, follows), events.launch_or_start_ns
     if not len(whole):
         return whole
     first_ns, last_ns = np.full(steps, NEVER), np.full(steps, NO_TIME)
@@ -187,7 +182,7 @@ def _part_passes(events: Events, main_thread: int, *, on_host: bool) -> Mask:
 
 def _parted(events: Events, follows: Mask, ranges: Intervals, main_thread: int, *, on_host: bool) -> Passes:
     """Return the passes of steps that may have several; ``events`` are the events of these steps."""
-    at_ns = launch_or_start_ns(events)
+    at_ns = events.launch_or_start_ns
     computes = events.category == Category.COMPUTE
     is_backward = computes & (events.phase == BACKWARD_PHASE)
     parts = computes & _part_passes(events, main_thread, on_host=on_host)

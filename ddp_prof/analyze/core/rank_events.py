@@ -28,7 +28,7 @@ from ddp_prof.analyze.core.blocking import (
 )
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
-from ddp_prof.analyze.core.passes import Passes, find_passes, launch_or_start_ns, whole_passes
+from ddp_prof.analyze.core.passes import Passes, find_passes, whole_passes
 from ddp_prof.analyze.core.recording import CLOCKS, Recording, are_launched_earlier
 from ddp_prof.analyze.core.reduced_gradients import need_reduced_gradients
 from ddp_prof.analyze.core.step_breakdown import (
@@ -516,7 +516,7 @@ class RankEvents(Brief):
             on_host = take_or_unknown(ranges.operation, ranges.launched_in(operations.start_ns))
             operation = np.where(operations.activity == UNKNOWN, on_host, by_kernel)
             is_point_to_point = operation == OPERATIONS.index(POINT_TO_POINT)
-        return passes.of_launches(operations.step, operations.phase, launch_or_start_ns(operations), is_point_to_point)
+        return passes.of_launches(operations.step, operations.phase, operations.launch_or_start_ns, is_point_to_point)
 
     @property
     def backward_end_of_operation_ns(self) -> Ints:
