@@ -26,9 +26,8 @@ from ddp_prof.analyze.collectives.timing import (
 )
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import union
-from ddp_prof.communication import REDUCE, REDUCE_SCATTER
+from ddp_prof.communication import ALL_REDUCE, REDUCE, REDUCE_SCATTER
 from ddp_prof.manifest import Manifest
-from ddp_prof.range_names import ALL_REDUCE
 from ddp_prof.table import Brief, Ints
 from ddp_prof.trace import NO_TIME, UNKNOWN
 from ddp_prof.variants import BYTES_PER_MB

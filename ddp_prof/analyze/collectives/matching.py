@@ -26,7 +26,19 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.steps import CLEARLY
-from ddp_prof.communication import OPERATIONS, PEER_COPY, POINT_TO_POINT
+from ddp_prof.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    DEVICE_BARRIER,
+    OPERATIONS,
+    PEER_COPY,
+    POINT_TO_POINT,
+    REDUCE,
+    REDUCE_SCATTER,
+)
 from ddp_prof.table import concatenate, count_before, distinct_rows, positions
 from ddp_prof.trace import NEVER, NO_TIME, UNKNOWN, Ints, Mask, distinct, select, take_or_unknown
 
@@ -48,13 +60,13 @@ LOOKED_AT = 1_000
 """Largest number of collectives that are compared to distinguish communicators."""
 
 _NO_COLLECTIVES = (OPERATIONS.index(POINT_TO_POINT), OPERATIONS.index(PEER_COPY))
-_NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "device_barrier")
+_NEED_ALL = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, DEVICE_BARRIER)
 NEEDS_ALL = {OPERATIONS.index(name) for name in _NEED_ALL}
 """Operations that cannot end on any rank before all ranks have begun."""
-_OF_ONE_SIZE = {OPERATIONS.index(name) for name in ("all_reduce", "broadcast", "reduce")}
+_OF_ONE_SIZE = {OPERATIONS.index(name) for name in (ALL_REDUCE, BROADCAST, REDUCE)}
 """Operations with the same size on each rank."""
 
-_OF_UNEQUAL_SIZES = OPERATIONS.index("all_to_all")
+_OF_UNEQUAL_SIZES = OPERATIONS.index(ALL_TO_ALL)
 """The operation in which each rank may have a size of its own, as tokens are sent to experts."""
 
 Streams = Mapping[int, int]

@@ -14,7 +14,17 @@ import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, innermost, union
-from ddp_prof.communication import ALL_REDUCE, OPERATIONS, REDUCTIONS, operation_of
+from ddp_prof.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    OPERATIONS,
+    REDUCE,
+    REDUCE_SCATTER,
+    REDUCTIONS,
+    operation_of,
+)
 from ddp_prof.growing_column import in_parts
 from ddp_prof.range_names import (
     BACKWARD,
@@ -76,9 +86,9 @@ def bus_factor(operation: str | None, ranks: int | None) -> float | None:
         return None
     if operation == ALL_REDUCE:
         return 2 * (ranks - 1) / ranks
-    if operation in ("all_gather", "reduce_scatter", "all_to_all"):
+    if operation in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL):
         return (ranks - 1) / ranks
-    return 1.0 if operation in ("broadcast", "reduce") else None
+    return 1.0 if operation in (BROADCAST, REDUCE) else None
 
 
 GLOO = "gloo:"

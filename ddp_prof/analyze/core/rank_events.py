@@ -44,7 +44,7 @@ from ddp_prof.analyze.core.step_breakdown import (
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.core.work import Work, find_work
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
+from ddp_prof.communication import ALL_REDUCE, OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
 from ddp_prof.table import Brief, begins_run, parts_of, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
@@ -334,7 +334,7 @@ class RankEvents(Brief):
             return waiting
         in_backward = np.isin(self.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
         others = (self.events.category == Category.COMMUNICATION) & ~in_backward
-        of_gradients = [OPERATIONS.index(name) for name in ("all_reduce", "reduce_scatter")]
+        of_gradients = [OPERATIONS.index(name) for name in (ALL_REDUCE, REDUCE_SCATTER)]
         needed = ~np.isin(ranges.operation, of_gradients) | (is_gloo & ~is_gloo.all())
         waiting |= union(self.events.start_ns[others], self.events.end_ns[others])
         waiting |= union(ranges.launch_or_start_ns[needed], ranges.end_ns[needed])

@@ -23,14 +23,14 @@ from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvide
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
 from ddp_prof.columns import milliseconds, percent, size
-from ddp_prof.communication import OPERATIONS
+from ddp_prof.communication import ALL_GATHER, BARRIER, BROADCAST, OPERATIONS, POINT_TO_POINT, REDUCE, REDUCE_SCATTER
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
 
 _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
-_GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
-_TO_ONE_RANK, _SEND_RECV = OPERATIONS.index("reduce"), OPERATIONS.index("send_recv")
-_BROADCAST, _BARRIER = OPERATIONS.index("broadcast"), OPERATIONS.index("barrier")
+_GATHER, _SCATTER = OPERATIONS.index(ALL_GATHER), OPERATIONS.index(REDUCE_SCATTER)
+_TO_ONE_RANK, _SEND_RECV = OPERATIONS.index(REDUCE), OPERATIONS.index(POINT_TO_POINT)
+_BROADCAST, _BARRIER = OPERATIONS.index(BROADCAST), OPERATIONS.index(BARRIER)
 
 
 def compute_stream(run: RunEvidence) -> Finding | None:

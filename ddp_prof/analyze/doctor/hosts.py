@@ -13,7 +13,7 @@ from ddp_prof.analyze.doctor.evidence import NO_STEPS, WORTH, Abstained, Finding
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.columns import milliseconds, percent
-from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
+from ddp_prof.communication import OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
 from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
 _HOST_SHARE = 0.25
@@ -76,7 +76,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-_SCATTER = OPERATIONS.index("reduce_scatter")
+_SCATTER = OPERATIONS.index(REDUCE_SCATTER)
 _IN_HOOKS = "In hooks of your own, launch collectives with async_op=True, and wait for them after backward."
 _WAITS_OF_FSDP = (
     f"On a CPU, torch's fully_shard waits for each collective itself, which no argument changes. {_IN_HOOKS}"
