@@ -140,12 +140,19 @@ def _count_independent(values: Numbers) -> float:
     A bootstrap of blocks of consecutive units (H. Künsch, 1989) serves no better: of 400 drawn runs of 12, 20 and 60
     steps with r = 0.6, its 95 % interval of the mean held the truth in 82, 85 and 88 %, this one in 83, 88 and 90 %.
     """
-    count, off = len(values), values - values.mean()
+    count, like = len(values), likeness(values - values.mean())
+    return max(LEAST_STEPS, count * (1 - like) / (1 + like)) if like else count
+
+
+def likeness(off: Numbers) -> float:
+    """Return the correlation of each value with the next one; 0 if it is negative or cannot be told.
+
+    ``off`` has the distances of the values from their mean. It may have several columns, each a course of its own.
+    """
     spread = float((off**2).sum())
-    if count < LEAST_FOR_LIKENESS or not spread > 0:  # nor if a value is not a number
-        return count
-    like = max(0.0, float((off[1:] * off[:-1]).sum()) / spread)
-    return max(LEAST_STEPS, count * (1 - like) / (1 + like))
+    if len(off) < LEAST_FOR_LIKENESS or not spread > 0:  # nor if a value is not a number
+        return 0.0
+    return max(0.0, float((off[1:] * off[:-1]).sum()) / spread)
 
 
 def _draws(units: int, values: int = 1) -> Iterator[Ints]:

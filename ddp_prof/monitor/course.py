@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import LEAST_FOR_LIKENESS
+from ddp_prof.analyze.statistics import LEAST_FOR_LIKENESS, likeness
 from ddp_prof.table import Floats, Ints, Mask
 
 FIGURES = {
@@ -162,10 +162,9 @@ def _without_likeness(values: Floats, inside: Mask) -> Floats:
     if count < LEAST_FOR_LIKENESS:
         return centred
     left = centred - np.where(inside[:, None], centred[inside].mean(axis=0), centred[~inside].mean(axis=0))
-    spread = float((left**2).sum())
-    if not spread > 0:
+    if not left.any():
         return centred
-    like = max(0.0, float((left[1:] * left[:-1]).sum()) / spread)
+    like = likeness(left)
     like = min(_MOST_LIKENESS, like + 2 * (1 + 3 * like) / count)
     # The first value has none before it; it is scaled to the spread of the others.
     own: Floats = np.concatenate([centred[:1] * math.sqrt(1 - like**2), centred[1:] - like * centred[:-1]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -12,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.blocking import ON_OTHER_DEVICE
 from ddp_prof.analyze.overlap import TraceOverlap, keys_of
-from ddp_prof.analyze.statistics import RatioOfRepeats, half_width_of_steps, ratio_of_repeats
+from ddp_prof.analyze.statistics import RatioOfRepeats, half_width_of_change, half_width_of_steps, ratio_of_repeats
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap, hide
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
 from ddp_prof.analyze.variants.regression_gate import find_differences
@@ -217,7 +216,7 @@ class VariantSummary:
             return False
         half_widths = self.step_half_width_ns, other.step_half_width_ns
         known = [half_width for half_width in half_widths if half_width is not None]
-        return len(known) == 2 and abs(self.step_ns - other.step_ns) <= math.hypot(*known)
+        return len(known) == 2 and abs(self.step_ns - other.step_ns) <= half_width_of_change(*known)
 
     @property
     def gain_at_most(self) -> float | None:
@@ -341,7 +340,7 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
     if None in half_widths:
         return replace(run, speedup=speedup, speedup_from=CAPTURES)
     before, after = ((half_width or 0) / ns for half_width, ns in zip(half_widths, (before_ns, after_ns), strict=True))
-    error = speedup * math.hypot(before, after)
+    error = speedup * half_width_of_change(before, after)
     low, high = speedup - error, speedup + error
     is_clear = not low <= 1 <= high
     return replace(run, speedup=speedup, speedup_low=low, speedup_high=high, supported=is_clear, speedup_from=CAPTURES)
