@@ -247,7 +247,7 @@ def _decode(path: Path, data: bytes, *, exact: bool) -> Document:
 def no_trace(path: Path, error: Exception) -> TraceError:
     """Return a TraceError that says what a decoder's error means: the file is damaged, or it is no trace."""
     reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
-    is_json = CUT_OFF not in reason and "malformed" not in reason
-    what = "not a PyTorch profiler trace" if is_json else "damaged or cut off"
+    is_no_json = isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError)
+    what = "damaged or cut off" if is_no_json else "not a PyTorch profiler trace"
     hint = "record it again with torch.profiler, each process to a file of its own"
     return TraceError(path, f"{what} ({reason})", hint)
