@@ -112,7 +112,7 @@ class RankEvents(Brief):
     step_notes: tuple[str, ...]
     ranges_left_out: int
     recording: Recording
-    dependencies: Callable[[], Dependencies] = None  # type: ignore[assignment]  # never None once the rank is made
+    dependencies: Callable[[], Dependencies]
     with_warmup: RankEvents | None = None
     incomplete_steps: int = 0
     own_keys: Ints | None = None
