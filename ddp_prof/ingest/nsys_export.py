@@ -26,7 +26,7 @@ from ddp_prof.ingest.call_order import infer_waits
 from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns
 from ddp_prof.ingest.names import NameTable, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
-from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, process_ids, read_rows
+from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, process_ids, read_rows, thread_ids
 from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
@@ -200,7 +200,7 @@ def _build(
         names=tuple(names),
         activities=select(activities, counts["activities"]),
         spans=select(spans, counts["ranges"]),
-        calls=select(Calls(calls["start"], process_ids(tid), _threads(tid), calls["correlationId"]), counts["calls"]),
+        calls=select(Calls(calls["start"], process_ids(tid), thread_ids(tid), calls["correlationId"]), counts["calls"]),
         synchronizations=waits.calls,
         sync_source=waits.source,
         sync_reason=waits.reason,
@@ -366,11 +366,6 @@ def _require_export(file: ExportTables) -> None:
             f"{file.kind}, but no Nsight Systems export (it holds {found})",
             "record the job with nsys profile, and export its report with nsys export",
         )
-
-
-def _threads(global_id: Ints) -> Ints:
-    """Return the thread in each global id."""
-    return in_parts(len(global_id), lambda rows: global_id[rows] & 0xFFFFFF)
 
 
 def _ends(start: Ints, end: Ints) -> Ints:
@@ -623,7 +618,7 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, 
         start_ns=start,
         end_ns=_ends(start, end),
         process=process_ids(tid),
-        lane=_threads(tid),
+        lane=thread_ids(tid),
         name_id=names.fill_unknown(name_id, enrich.UNNAMED_RANGE),
         is_start_end=in_parts(len(start), lambda rows: (column["eventType"][rows] == _START_END).astype(np.int64)),
         is_open=in_parts(len(start), is_open),

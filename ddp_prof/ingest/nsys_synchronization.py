@@ -63,6 +63,11 @@ def process_ids(global_id: Ints) -> Ints:
     return in_parts(len(global_id), lambda rows: (global_id[rows] >> 24) & 0xFFFFFF)
 
 
+def thread_ids(global_id: Ints) -> Ints:
+    """Return the thread in each global id."""
+    return in_parts(len(global_id), lambda rows: global_id[rows] & 0xFFFFFF)
+
+
 class Found(NamedTuple):
     """The calls that order work, and what is known of them.
 
@@ -136,7 +141,7 @@ def _calls(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> Synchroni
         start_ns=start,
         end_ns=np.maximum(start, end),
         process=process_ids(tid),
-        thread=tid & 0xFFFFFF,
+        thread=thread_ids(tid),
         correlation=columns["correlationId"][rows],
     )
     return select(calls, np.lexsort((start, calls.correlation)))
@@ -235,7 +240,7 @@ def _match_by_event(
 def _processes_from_start(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> list[int]:
     """Return the processes that were recorded from their start: the export holds their first call of CUDA's driver."""
     numbers = [number for number, name in strings.items() if name.startswith("cuInit")]
-    return distinct(columns["globalTid"][np.isin(columns["nameId"], numbers)] >> 24 & 0xFFFFFF)
+    return distinct(process_ids(columns["globalTid"][np.isin(columns["nameId"], numbers)]))
 
 
 def _are_for_nothing(waits: Synchronizations, hidden: Synchronizations, from_start: list[int]) -> Mask:
