@@ -189,9 +189,13 @@ def _exposure_kind(cause: RootCause) -> str:
 
 
 def exposed_words(collective: Collective) -> str:
-    """Return when and why most of a collective's exposed time is exposed; ``all hidden`` if none is."""
+    """Return when and why most of a collective's exposed time is exposed; ``all hidden`` if none is.
+
+    Its exposed time may all be counted with another collective, which runs at the same time.
+    """
     if not collective.exposed_by:
-        return "all hidden"
+        is_hidden = collective.overlapped_ns >= collective.duration_ns
+        return "all hidden" if is_hidden else "counted with another collective"
     most = max(collective.exposed_by, key=lambda part: part.ns)
     why = WHY[most.why]
     if most.why == TRANSFER and collective.exposed_wait_ns is None:

@@ -117,6 +117,21 @@ def of_backward(rank: int = 0, *, is_named: bool, steps: int = 1) -> Trace:
     return draw_trace(ranges={**ranges, **backward}, ranks={PID: rank}, world_size=2)
 
 
+def test_a_collective_is_all_hidden_only_if_compute_hides_it() -> None:
+    """Exposed time of several at once is counted with one of them; of the others it was said that they are hidden."""
+    trace = draw_trace(
+        ranges={"step 0": "############"},
+        launches={"main": "aABC........"},
+        streams={7: ".aaaa.......", 9: "..AA........", 20: "......BBBB..", 30: "......CCCC.."},
+    )
+    found = results_of(trace)
+    hidden, *beside = rows_of_step(found, found.of_step(0))
+    assert hidden["cause"] == "all hidden"
+    assert sorted(row["exposed_ms"] > 0 for row in beside) == [False, True]
+    (elsewhere,) = [row["cause"] for row in beside if not row["exposed_ms"]]
+    assert elsewhere == "counted with another collective", "as the legend of the chart says"
+
+
 @pytest.mark.parametrize("is_named", [True, False])
 def test_where_it_is_not_known_what_hides_nothing_tells_what_is_exposed(is_named: bool) -> None:
     traces = [of_backward(rank, is_named=is_named, steps=6) for rank in (0, 1)]
