@@ -12,9 +12,9 @@ from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
-from ddp_prof.communication import BARRIER, operation_of
+from ddp_prof.communication import BARRIER, REDUCTIONS, operation_of
 from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
-from ddp_prof.trace import UNKNOWN, Category, Trace, distinct
+from ddp_prof.trace import UNKNOWN, Category, SyncKind, Trace, distinct
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what a CPU did instead"
 
@@ -38,7 +38,9 @@ ONLY_MPI = "only calls of MPI communicate in this trace, and what they move is n
 
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
 
-NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS))
+COPIES_LOST = "copies carry out collectives in this trace, by the calls in their ranges, and no copy was recorded"
+
+NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST))
 """Reasons that mean that the trace does not tell what a step communicates, nor what fills it besides compute."""
 
 WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
@@ -71,7 +73,8 @@ def why_unknown(rank: RankEvents) -> str | None:
     """Return why the rank has no overlap ratio; ``None`` if it has one."""
     if not rank.why_left_out and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
-    if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
+    reason = why_unknown_work(rank) or (COPIES_LOST if _lacks_copies_of_collectives(rank) else None)
+    if reason or rank.union_of(Category.COMMUNICATION).length_ns:
         return reason
     if np.any(rank.events.category == Category.COMMUNICATION):
         return NO_DURATIONS
@@ -89,6 +92,34 @@ def why_unknown(rank: RankEvents) -> str | None:
     # counts, and in which another device communicates, this one would do so, too, if it did at all.
     may_have_lost = rank.incomplete_steps and rank.recording.loses_work and not _communicates_beside(rank)
     return LOST_MAY_COMMUNICATE if may_have_lost else NO_COMMUNICATION
+
+
+def _lacks_copies_of_collectives(rank: RankEvents) -> bool:
+    """Return whether copies carry out collectives of the rank, and its process has no recorded copy.
+
+    Then a range of a collective that copies alone can do holds calls for copies, and no launch of a kernel.
+    """
+    if not rank.lacks_copies:
+        return False
+    trace, spans, calls = rank.trace, rank.trace.spans, rank.trace.synchronizations
+    may_copy = [
+        number
+        for number, name in enumerate(trace.names)
+        if _NCCL_RANGE.match(name) and operation_of(name) not in (*REDUCTIONS, BARRIER)
+    ]
+    is_range = is_in(spans.name_id, may_copy) & (spans.process == rank.process)
+    copies = (calls.kind == SyncKind.COPY) & (calls.process == rank.process)
+    launching = distinct(trace.launching_calls[trace.launching_calls != UNKNOWN])
+    for thread in distinct(spans.lane[is_range]):
+        own = is_range & (spans.lane == thread)
+        is_own = (trace.calls.process[launching] == rank.process) & (trace.calls.lane[launching] == thread)
+        copied, launched = (
+            np.searchsorted(np.sort(at_ns), spans.end_ns[own]) - np.searchsorted(np.sort(at_ns), spans.start_ns[own])
+            for at_ns in (calls.start_ns[copies & (calls.thread == thread)], trace.calls.start_ns[launching][is_own])
+        )
+        if np.any((copied > 0) & (launched == 0)):
+            return True
+    return False
 
 
 def _communicates_elsewhere(rank: RankEvents) -> bool:
