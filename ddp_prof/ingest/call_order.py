@@ -40,6 +40,7 @@ thread launched before.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ from ddp_prof.table import (
     begins_run,
     distinct,
     distinct_rows,
+    is_in,
     positions,
     select,
     take_or_unknown,
@@ -79,13 +81,16 @@ def infer_waits(trace: Trace, events: Ints | None) -> Trace:
     if not is_awaited.any() and not (has_no_stream.any() and events is not None and is_open.any()):
         return trace
     # First the streams of records, from which the records of waits are then found, process by process.
-    trace = _find_streams_of_records(trace)
+    lossy = _lossy_processes(trace)
+    trace = _find_streams_of_records(trace, lossy)
     calls, inferred = trace.synchronizations, trace.inferred
     if events is None or not is_open.any() or not numbers_grow(trace.calls):
         return trace
     awaits, device, stream = calls.awaits.copy(), calls.device.copy(), calls.stream.copy()
     is_kept = np.ones(len(calls), np.bool_)
     for process in distinct(calls.process[is_open]):
+        if process in lossy:
+            continue
         if len(distinct(trace.activities.device[trace.activities.process == process])) > 1:
             continue  # a host wait is for one device only, and streams of two devices may have the same number
         found = _Process(trace, process, events)
@@ -110,10 +115,31 @@ def infer_waits(trace: Trace, events: Ints | None) -> Trace:
     )
 
 
-def _find_streams_of_records(trace: Trace) -> Trace:
-    """Return the trace in which each record without a stream has the stream of its thread's last launch before it."""
+def _lossy_processes(trace: Trace) -> frozenset[int]:
+    """Return the processes whose order of launches is not known, because the calls of some were not recorded.
+
+    That is so if an activity without its call has a number between those of recorded calls: it was launched while they
+    were recorded. An earlier one was launched before the recording began.
+    """
+    activities, found = trace.activities, list[int]()
+    is_lost = (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
+    for process in distinct(activities.process[is_lost]):
+        own = [of.correlation[of.process == process] for of in (trace.calls, trace.synchronizations)]
+        recorded = np.concatenate(own)[np.concatenate(own) != UNKNOWN]
+        lost = activities.correlation[is_lost & (activities.process == process)]
+        if len(recorded) and np.any((lost > recorded.min()) & (lost < recorded.max())):
+            found.append(process)
+    return frozenset(found)
+
+
+def _find_streams_of_records(trace: Trace, lossy: Collection[int]) -> Trace:
+    """Return the trace in which each record without a stream has the stream of its thread's last launch before it.
+
+    Records of the ``lossy`` processes (see :func:`_lossy_processes`) stay without.
+    """
     calls, activities = trace.synchronizations, trace.activities
-    records = np.flatnonzero((calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN))
+    is_hidden = (calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN)
+    records = np.flatnonzero(is_hidden & ~is_in(calls.process, sorted(lossy)))
     last = _Launches(trace, records, by_thread=True).last
     device, stream, inferred = calls.device.copy(), calls.stream.copy(), np.zeros(len(calls), np.bool_)
     device[records], stream[records] = take_or_unknown(activities.device, last), take_or_unknown(activities.lane, last)
