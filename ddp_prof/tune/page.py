@@ -18,7 +18,7 @@ from ddp_prof.present.html.page import asset, write_page
 from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text, compare_rows, how_to_read
 from ddp_prof.present.text import count_noun, shown_name
 from ddp_prof.runs.run import are_one_variant, changes_between, compare_steps
-from ddp_prof.tune.report import HOW_TO_READ, conclusion_of, place_of, rows_of, sentence_of, why_view
+from ddp_prof.tune.report import HOW_TO_READ, IN_PROCESS, conclusion_of, place_of, rows_of, sentence_of, why_view
 from ddp_prof.tune.sequential import Gain
 from ddp_prof.tune.session import Tuning
 from ddp_prof.tune.tries import TODAY
@@ -44,7 +44,7 @@ def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> Non
         "version": __version__,
         "rows": rows,
         "columns": columns_of(rows),
-        "how_to_read": HOW_TO_READ,
+        "how_to_read": f"{HOW_TO_READ}; {IN_PROCESS}" if tuning.program.in_process else HOW_TO_READ,
         "facts": _facts(tuning),
         "why": _why_values(why) if why else None,
     }
@@ -56,15 +56,23 @@ def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> Non
     write_page(path, "tune.html", values, title=heading, figures=figures, css=css, scripts=scripts)
 
 
+def _measured_unit(tuning: Tuning) -> str:
+    """Return what of a round measures one try: a run, or a block of steps of the one run of ``--in-process``."""
+    return "block" if tuning.program.in_process else "run"
+
+
 def _facts(tuning: Tuning) -> list[tuple[str, str]]:
     """Return (label, text) pairs that say what was run: the program, its steps, the runs, the limit and the place."""
     program = tuning.program
     # Round 0 is not counted: today's first run, and runs of tries by themselves, for their losses.
     ran = [trial for trial in tuning.trials if trial.round]
+    what = _measured_unit(tuning)
+    warmup = "" if program.in_process else f"{program.warmup} steps of warm-up, "
+    counted = f"{count_noun(len(ran), what)} in {count_noun(tuning.rounds, 'round')}"
     return [
         ("program", shlex.join(program.command)),
-        ("of each run", f"{program.warmup} steps of warm-up, {program.steps} measured"),
-        ("runs", f"{count_noun(len(ran), 'run')} in {count_noun(tuning.rounds, 'round')}: {tuning.ended}"),
+        (f"of each {what}", f"{warmup}{count_noun(program.steps, 'step')} measured"),
+        (f"{what}s", f"{counted}: {tuning.ended}"),
         ("a difference is none below", f"{100 * tuning.limits.worth:g} % of the step (--worth)"),
         ("where", place_of(tuning)),
     ]
@@ -142,10 +150,11 @@ def _row_label(verdict: Verdict) -> str:
 
 
 def draw_rounds(tuning: Tuning) -> Chart:
-    """Return a figure of the median step of each run over the rounds, one line for each try.
+    """Return a figure of the median step of each run, or block, over the rounds, one line for each try.
 
     What disturbs a round shows in all of its runs.
     """
+    what = _measured_unit(tuning)
     labels = [TODAY.label, *(each.tried.label for each in tuning.verdicts)]
     dashes = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
     symbols = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
@@ -165,7 +174,8 @@ def draw_rounds(tuning: Tuning) -> Chart:
             }
         )  # fmt: skip
     return make_chart(
-        traces, title="Each run, by rounds", subtitle="median step of the run, ms; only runs of one round are compared",
+        traces, title=f"Each {what}, by rounds",
+        subtitle=f"median step of the {what}, ms; only {what}s of one round are compared",
         height=300, t=110, b=60, l=70, r=30, size=18, pad=16, **STILL, legend=LEGEND,
         xaxis=axis("round", fixedrange=True, tick0=1, dtick=-(-tuning.rounds // _MOST_MARKS) or 1),
         yaxis=axis("ms", fixedrange=True, rangemode="tozero"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,3 +176,14 @@ def test_without_a_try_it_says_that_there_is_no_page(tmp_path: Path, monkeypatch
     assert "communication is hidden already" in done.output
     assert done.stderr.splitlines()[-1] == "no page: nothing was tried, so tune.html is not written"
     assert not Path("tune.html").exists()
+
+
+def test_the_page_of_one_run_speaks_of_its_blocks(tmp_path: Path) -> None:
+    """'18 runs' and 'each run' were told of blocks of steps of a single run."""
+    result = tune(Simulated({"bucket_cap_mb=1": 0.2}), "bucket_cap_mb=1", rounds=6)
+    for in_process, said in ((False, "runs in 6 rounds"), (True, "blocks in 6 rounds")):
+        one = replace(result, program=replace(result.program, in_process=in_process))
+        write_tuning_page(one, tmp_path / "tune.html")
+        page = (tmp_path / "tune.html").read_text(encoding="utf-8")
+        assert said in page
+        assert ("two blocks of steps of one run" in page) is in_process
