@@ -37,7 +37,7 @@ _IDLE = (
     f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': from the "
     "beginning of the call that launched the next work to that of the work"
 )
-NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
+NO_KERNELS = "no kernels were recorded: a job on a CPU has none"
 
 
 def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
