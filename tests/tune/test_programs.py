@@ -492,7 +492,7 @@ def test_settings_change_between_blocks_of_one_run(tmp_path: Path, programs: dic
 def test_a_tuning_in_one_process(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     script, starts = tmp_path / "train.py", tmp_path / "starts"
     script.write_text(
-        f"open({str(starts)!r}, 'a').write('x')\n" + SLOW_CALLS.replace("50", "100").replace("0.05", "0.01")
+        f"open({str(starts)!r}, 'a').write('x')\n" + SLOW_CALLS.replace("50", "100").replace("(0.05)", "(0.01)")
     )
     monkeypatch.setenv("PATH", programs["PATH"])
     monkeypatch.chdir(tmp_path)
@@ -502,6 +502,7 @@ def test_a_tuning_in_one_process(tmp_path: Path, programs: dict[str, str], monke
     assert done.exit_code == 0, done.output
     (one,) = json.loads(done.stdout)["tries"]
     assert (one["outcome"], one["pairs"], one["losses"]) == ("faster", 6, "same")
+    assert one["gain"] == pytest.approx(1 - (10 + 60) / (6 * 10 + 60), abs=0.01)
     assert starts.read_text() == "xxx", "once for today's settings, for all rounds, and for the losses"
     assert run(*words).stdout == done.stdout
     assert starts.read_text() == "xxx"
