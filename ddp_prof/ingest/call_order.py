@@ -328,13 +328,16 @@ class _Process:
             if call.kind == SyncKind.STREAM_WAIT:
                 self._wait(call, thread)
                 continue
-            # The call is a record: from now on, the end of its thread's last launch can be awaited on other streams.
             thread.record, thread.event = call.row, call.event
             if self._is_hidden(call) and thread.follows_launch and thread.launch != UNKNOWN:
-                for stream, queue in self._queues.items():
-                    if stream != call.stream:
-                        queue.record(call.stream, call.launch_place, Recorded(call.row, call.place))
+                self._record(call)
         self._settle()
+
+    def _record(self, call: _Call) -> None:
+        """Note that from the record ``call`` on, other streams can await the end of its thread's last launch."""
+        for stream, queue in self._queues.items():
+            if stream != call.stream:
+                queue.record(call.stream, call.launch_place, Recorded(call.row, call.place))
 
     def _settle(self, call: _Call | None = None) -> None:
         """Note that nothing is outstanding, because ``call`` lets the host wait for the device or the trace ends."""

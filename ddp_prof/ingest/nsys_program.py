@@ -159,12 +159,16 @@ def recording_version(file: Path) -> str | None:
 
     ``file`` is a report, or an export: then the report beside it tells.
     """
-    for report in (file, *map(file.with_suffix, REPORT_SUFFIXES)):
-        if report.suffix in REPORT_SUFFIXES and is_file(report):
-            with suppress(OSError), report.open("rb") as opened:
-                head = opened.read(_HEADER_BYTES)
-                if found := is_report(head) and _VERSION.search(head):
-                    return found[1].decode().replace("@", ".")
+    reports = (one for one in (file, *map(file.with_suffix, REPORT_SUFFIXES)) if one.suffix in REPORT_SUFFIXES)
+    return next(filter(None, map(_version_in, filter(is_file, reports))), None)
+
+
+def _version_in(report: Path) -> str | None:
+    """Return the version of nsys in the header of a report; ``None`` if there is none, or it cannot be read."""
+    with suppress(OSError), report.open("rb") as opened:
+        head = opened.read(_HEADER_BYTES)
+        if found := is_report(head) and _VERSION.search(head):
+            return found[1].decode().replace("@", ".")
     return None
 
 

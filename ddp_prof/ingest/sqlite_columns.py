@@ -261,9 +261,7 @@ class SqliteFile(ExportTables):
                 wanted = np.isin(rows.integers(place[only[0]]), only[1]) if only else None
                 found = {name: rows.integers(place[name], wanted) for name in columns}
                 if holds:
-                    found[HOLDS] = np.zeros(len(rows), np.int64)
-                    for name, bit in present.items():
-                        found[HOLDS] |= np.where(rows.is_null(place[name]), 0, bit)
+                    found[HOLDS] = _held(rows, {place[name]: bit for name, bit in present.items()})
                 yield found
                 after += len(rows)
             return
@@ -338,29 +336,18 @@ class SqliteFile(ExportTables):
                 than the file has room for.
             MemoryError: There is not enough memory.
         """
-        import adbc_driver_sqlite
         import pyarrow
-        from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
+        from adbc_driver_manager import Error
 
+        # Without an index, because the limit applies to rows of the table itself.
+        most = max(0, self.most_rows + 1 - after)
         try:
-            with (
-                closing(AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=self.uri)) as database,
-                closing(AdbcConnection(database)) as connection,
-                closing(AdbcStatement(connection)) as statement,
-            ):
-                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                # Without an index, because the limit applies to rows of the table itself.
-                most = max(0, self.most_rows + 1 - after)
-                statement.set_sql_query(f"{query} NOT INDEXED LIMIT {most} OFFSET {after}")
-                stream, _ = statement.execute_query()
-                with pyarrow.RecordBatchReader.from_stream(stream) as reader:
-                    names, rows_read = reader.schema.names, after
-                    for batch in reader:
-                        self.check_not_stopped()
-                        rows_read += batch.num_rows
-                        if rows_read > self.most_rows:
-                            raise self._endless_error()
-                        yield batch
+            with self._reader(f"{query} NOT INDEXED LIMIT {most} OFFSET {after}") as reader:
+                names, rows_read = reader.schema.names, after
+                for batch in reader:
+                    rows_read += batch.num_rows
+                    self._refuse_to_go_on(rows_read)
+                    yield batch
         except (Error, pyarrow.ArrowException, OSError) as error:
             reason = str(error).strip().splitlines()[0]  # errors are shown on one line
             if lacks_memory(error):
@@ -368,6 +355,38 @@ class SqliteFile(ExportTables):
             if late := _LATE_MISMATCH.search(reason):
                 raise self.not_integer_error(names[int(late[1])]) from error
             raise TraceError(self.path, f"cannot be read ({reason})", HINT) from error
+
+    @contextmanager
+    def _reader(self, query: str) -> Iterator[Any]:
+        """Return a context with the result of a query, as ``pyarrow.RecordBatchReader``."""
+        import adbc_driver_sqlite
+        import pyarrow
+        from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
+
+        with (
+            closing(AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=self.uri)) as database,
+            closing(AdbcConnection(database)) as connection,
+            closing(AdbcStatement(connection)) as statement,
+        ):
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+            statement.set_sql_query(query)
+            stream, _ = statement.execute_query()
+            with pyarrow.RecordBatchReader.from_stream(stream) as reader:
+                yield reader
+
+    def _refuse_to_go_on(self, rows_read: int) -> None:
+        """Raise TraceError if reading was stopped, or more rows of a table were read than the file has room for."""
+        self.check_not_stopped()
+        if rows_read > self.most_rows:
+            raise self._endless_error()
+
+
+def _held(rows: PageRows, bits: Mapping[int, int]) -> Ints:
+    """Return for each row the sum of the bits of the columns that are not NULL; ``bits`` has the bit of each column."""
+    found = np.zeros(len(rows), np.int64)
+    for column, bit in bits.items():
+        found |= np.where(rows.is_null(column), 0, bit)
+    return found
 
 
 class _Column(NamedTuple):
