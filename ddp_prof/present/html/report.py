@@ -350,8 +350,6 @@ def write_report(
     charts = charts_of(runs, waterfall)
     write_index(runs, folder, charts, is_whole=False)
     progress(0, len(runs))
-    missing: dict[str, TraceError] = {}
-    drawn = set()
     with nullcontext(pictures) if pictures else Pictures() as drawing:
         for name, chart in charts.items():
             drawing.draw(chart, folder / f"{name}.png")
@@ -360,17 +358,36 @@ def write_report(
         is_drawn = len(runs) <= MOST_PICTURES
         places = [Place(run.name, neighbours[at], neighbours[at + 2], is_drawn) for at, run in enumerate(runs)]
         with closing(make_pages(places) if make_pages else write_pages_in_turn(runs, folder, places)) as outcomes:
-            for done, (at, outcome) in enumerate(outcomes, 1):
-                if isinstance(outcome, TraceError):
-                    missing[runs[at].name] = outcome
-                elif outcome is not None:
-                    drawing.draw(outcome, folder / f"{runs[at].name}.png")
-                    drawn.add(runs[at].name)
-                progress(done, len(runs))
+            missing, drawn = _take_outcomes(outcomes, names, folder, drawing, progress)
         # Pictures are all there or none.
         undrawn = drawing.try_finish()
     write_index(runs, folder, charts, missing=missing, pictures=set() if undrawn else {*charts, *drawn})
     return [*(f"the pages of a run are missing: {error}" for error in missing.values()), *undrawn]
+
+
+def _take_outcomes(
+    outcomes: Iterable[PagesOutcome],
+    names: Sequence[str],
+    folder: Path,
+    drawing: Pictures,
+    progress: Callable[[int, int], None],
+) -> tuple[dict[str, TraceError], set[str]]:
+    """Draw the picture of each run when its pages are written.
+
+    ``names`` are the names of all runs; the other arguments are those of :func:`write_report`.
+
+    Returns:
+        Why pages are missing, by the name of the run; and the names of the runs with a picture.
+    """
+    missing, drawn = dict[str, TraceError](), set[str]()
+    for done, (at, outcome) in enumerate(outcomes, 1):
+        if isinstance(outcome, TraceError):
+            missing[names[at]] = outcome
+        elif outcome is not None:
+            drawing.draw(outcome, folder / f"{names[at]}.png")
+            drawn.add(names[at])
+        progress(done, len(names))
+    return missing, drawn
 
 
 def charts_of(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, Chart]:

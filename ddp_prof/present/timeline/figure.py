@@ -203,10 +203,7 @@ def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dic
             between_ranks += [start - RANK_GAP / 2] if number else []
             # The lanes of a rank, one below the other.
             for lane in (lane for lane in rank.lanes if not lane.is_folded):
-                level: float = ROWS.get(lane.kind, OTHER_ROW)
-                if lane.kind not in (HOST, STRIP) and lane.levels > 1:  # a high stack has lower rows
-                    level = max(LOWEST_ROW, min(level, TALLEST_STACK / lane.levels))
-                rows.append(Row(lane, top, level))
+                rows.append(Row(lane, top, _level_height(lane)))
                 top += rows[-1].height + LANE_GAP
             top = max(top - LANE_GAP, start + LOWEST_RANK)
             titles += _rank_title(rank, (start + top) / 2)
@@ -219,6 +216,14 @@ def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dic
         for y in ys
     ]
     return rows, [*headers, *titles], lines, top
+
+
+def _level_height(lane: Lane) -> float:
+    """Return the height of a level of a lane in pixels; a high stack has lower ones."""
+    height: float = ROWS.get(lane.kind, OTHER_ROW)
+    if lane.kind in (HOST, STRIP) or lane.levels <= 1:
+        return height
+    return max(LOWEST_ROW, min(height, TALLEST_STACK / lane.levels))
 
 
 def base_layout(model: Timeline) -> dict[str, Any]:
