@@ -196,6 +196,22 @@ def test_a_rank_whose_gpu_was_not_recorded_changes_no_figure_of_another(tmp_path
     assert {one["wait_ns"] for one in document["collectives"]} == {None}
 
 
+def test_of_a_process_whose_gpu_was_not_recorded_nothing_is_found(tmp_path: Path) -> None:
+    """In a report of two processes. 100 % of its time 'lies between the ranges of steps', as nothing ran in either."""
+    whole = ROOT / "traces" / "h200" / "nccl" / "overlap.sqlite"
+    path = Path(shutil.copyfile(whole, tmp_path / whole.name))
+    with closing(sqlite3.connect(path)) as database, database:
+        (process,) = database.execute("SELECT max(globalPid) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+        for (table,) in database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'CUPTI%'").fetchall():
+            owner = "globalTid" if table.endswith("RUNTIME") else "globalPid"
+            database.execute(f"DELETE FROM {table} WHERE {owner} >> 24 = {process >> 24}")
+    both, less = (json.loads(run("overlap", file, "--format", "json").stdout)["ranks"] for file in (whole, path))
+    assert less[0] == both[0]
+    assert less[1]["comm_ns"] is None
+    found = json.loads(run("doctor", path, "--format", "json").stdout)["findings"]
+    assert not [one for one in found if "rank 1" in one["ranks"]]
+
+
 @pytest.mark.parametrize("passes_model", [False, True])
 def test_what_capture_does_by_itself_is_no_advice_without_saying_what_it_lacks(
     passes_model: bool, tmp_path: Path

@@ -538,7 +538,7 @@ def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
 
 def _between_steps_ns(rank: RankEvents) -> list[int]:
     """Return ``RankFacts.between_ns``: how long nothing ran between each step and the step that followed it."""
-    if not rank.has_steps or rank.runs_ahead or why_unknown(rank) in NOT_TIMED:
+    if not rank.has_steps or not len(rank.events) or rank.runs_ahead or why_unknown(rank) in NOT_TIMED:
         return []
     start_ns, end_ns = rank.steps.end_ns[:-1], rank.steps.start_ns[1:]
     busy = union(rank.events.start_ns, rank.events.end_ns)
