@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,8 +85,10 @@ class TorchDDP(DataParallel):
             raise CommunicationError("torch's powerSGD_hook takes no scalar parameter: choose bf16 or no hook")
         self._mark_buckets, self._comm_hook = mark_buckets, comm_hook
         self._set_up()
-        # For copies: the model is equal on all ranks already, and maybe only one rank makes a copy.
-        self._options["init_sync"] = False
+        # For copies: the model is equal on all ranks already, and maybe only one rank makes a copy. Before 2.7 torch's
+        # DDP has no such option, and all ranks must make one.
+        if "init_sync" in inspect.signature(DistributedDataParallel).parameters:
+            self._options["init_sync"] = False
 
     def _set_up(self) -> None:
         """Create the attributes that a copy does not take over: torch's DDP and its communication hook."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddp_prof.ddp import VARIANTS, BucketedDDP, NaiveDDP, ShardedOptimizer
+from ddp_prof.ddp import VARIANTS, BucketedDDP, NaiveDDP, ShardedOptimizer, reference
 from ddp_prof.errors import CommunicationError
 from tests.ddp import cases
 
@@ -48,6 +49,22 @@ def test_parameters_are_those_of_the_module(key: str) -> None:
     assert variant.module is module
     assert list(variant.parameters()) == list(module.parameters())
     assert list(variant.state_dict()) == [f"module.{name}" for name in module.state_dict()]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_copy_is_made_where_torch_s_ddp_cannot_leave_out_the_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before torch 2.7: "unexpected keyword argument 'init_sync'"."""
+
+    class OlderDDP(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self, module: Any, process_group: Any = None, *, find_unused_parameters: bool = False) -> None:
+            super().__init__(module, process_group=process_group, find_unused_parameters=find_unused_parameters)
+
+    monkeypatch.setattr(reference, "DistributedDataParallel", OlderDDP)
+    variant = VARIANTS["torch"](torch.nn.Linear(2, 2))
+    twin = copy.deepcopy(variant)
+    for own, copied in zip(variant.parameters(), twin.parameters(), strict=True):
+        assert own is not copied
+        torch.testing.assert_close(own, copied)
 
 
 @pytest.mark.usefixtures("alone")
