@@ -409,3 +409,9 @@ def operation_of(name: str) -> str | None:
 def _letters(name: str) -> str:
     """Return only the letters of a name, in lower case."""
     return re.sub(r"[^a-z]", "", name.lower())
+
+
+NCCL_RANGE = re.compile(
+    r"nccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
+)
+"""Names of the ranges that NCCL, or torch for it, opens around a collective's call."""

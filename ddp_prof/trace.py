@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddp_prof.communication import NCCL_RANGE
 from ddp_prof.growing_column import in_parts
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import PROCESS, parse_ranges, works_on_device
@@ -349,6 +350,7 @@ class Trace(Brief):
     def on_devices(self) -> frozenset[int]:
         """The processes that say by a range that they communicate by NCCL, or compute on a device."""
         told = [name_id for name_id, one in parse_ranges(self.names, PROCESS).items() if works_on_device(one)]
+        told += [name_id for name_id, name in enumerate(self.names) if NCCL_RANGE.match(name)]
         return frozenset(distinct(self.spans.process[np.isin(self.spans.name_id, told)]))
 
     @cached_property

@@ -12,7 +12,7 @@ from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
-from ddp_prof.communication import BARRIER, REDUCTIONS, operation_of
+from ddp_prof.communication import BARRIER, NCCL_RANGE, REDUCTIONS, operation_of
 from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, SyncKind, Trace, distinct
 
@@ -105,7 +105,7 @@ def _lacks_copies_of_collectives(rank: RankEvents) -> bool:
     may_copy = [
         number
         for number, name in enumerate(trace.names)
-        if _NCCL_RANGE.match(name) and operation_of(name) not in (*REDUCTIONS, BARRIER)
+        if NCCL_RANGE.match(name) and operation_of(name) not in (*REDUCTIONS, BARRIER)
     ]
     is_range = is_in(spans.name_id, may_copy) & (spans.process == rank.process)
     copies = (calls.kind == SyncKind.COPY) & (calls.process == rank.process)
@@ -149,18 +149,13 @@ def named_collectives(trace: Trace, process: int | None = None) -> list[str]:
     """
     spans = trace.spans
     used = set(distinct(spans.name_id if process is None else spans.name_id[spans.process == process]))
-    return [name for at, name in enumerate(trace.names) if at in used and _NCCL_RANGE.match(name)]
+    return [name for at, name in enumerate(trace.names) if at in used and NCCL_RANGE.match(name)]
 
 
 def called_collectives(trace: Trace) -> list[str]:
     """Return the names of torch's operators that call collectives other than barriers, such as ``c10d::allreduce_``."""
     names = (trace.names[name_id] for name_id in distinct(trace.collective_calls.name_id) if name_id != UNKNOWN)
     return [name for name in names if operation_of(name) not in (None, BARRIER)]
-
-
-_NCCL_RANGE = re.compile(
-    r"nccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
-)
 
 
 def _calls_mpi(rank: RankEvents) -> bool:

@@ -146,8 +146,11 @@ def test_of_a_device_whose_activities_were_all_lost_the_device_is_told_and_no_le
     assert not re.search(r"^step|\d ms", said, re.MULTILINE)
 
 
-def without_device(folder: Path, name: str) -> Path:
-    """One of our captures of a job on GPUs, as if recorded by ``--trace=nvtx`` or ``ProfilerActivity.CPU`` alone."""
+def without_device(folder: Path, name: str, *, is_described: bool = True) -> Path:
+    """One of our captures of a job on GPUs, as if recorded by ``--trace=nvtx`` or ``ProfilerActivity.CPU`` alone.
+
+    The range that describes the process is missing in a recording that began after it.
+    """
     real = ROOT / "traces" / "h200" / "nccl" / name
     path = folder / real.name
     if path.suffix == ".sqlite":
@@ -155,18 +158,27 @@ def without_device(folder: Path, name: str) -> Path:
         with closing(sqlite3.connect(path)) as database, database:
             for (table,) in database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'CUPTI%'").fetchall():
                 database.execute(f"DROP TABLE {table}")
+            if not is_described:
+                database.execute("UPDATE StringIds SET value = 'other' WHERE value LIKE 'process|%'")
         return path
     document = json.loads(gzip.decompress(real.read_bytes()))
     of_host = {None, "cpu_op", "user_annotation", "fwdbwd", "Trace"}
-    document["traceEvents"] = [one for one in document["traceEvents"] if one.get("cat") in of_host]
+    document["traceEvents"] = [
+        one
+        for one in document["traceEvents"]
+        if one.get("cat") in of_host and (is_described or not one["name"].startswith("process|"))
+    ]
     path.write_bytes(gzip.compress(json.dumps(document).encode(), 1))
     return path
 
 
-@pytest.mark.parametrize("name", ["overlap.sqlite", "torch.sqlite", "sharded.rank1.json.gz"])
-def test_of_a_job_on_gpus_that_were_not_recorded_no_time_of_its_host_is_told(name: str, tmp_path: Path) -> None:
-    """Its ranges say 'backend=nccl|device=cuda'. It was 'device: cpu', with '100 % of communication is hidden'."""
-    path = without_device(tmp_path, name)
+@pytest.mark.parametrize("is_described", [True, False])
+@pytest.mark.parametrize("name", ["torch.sqlite", "sharded.rank1.json.gz"])
+def test_of_a_job_on_gpus_that_were_not_recorded_no_time_of_its_host_is_told(
+    name: str, is_described: bool, tmp_path: Path
+) -> None:
+    """Ranges say 'backend=nccl|device=cuda', or name NCCL's calls: it was 'device: cpu', with '100 % [...] hidden'."""
+    path = without_device(tmp_path, name, is_described=is_described)
     document = json.loads(run("overlap", path, "--format", "json").stdout)
     assert document["device"] == "cuda"
     assert document["missing"].startswith(NO_GPU)
