@@ -288,10 +288,14 @@ install_package() {
     fail "the installation failed ($(reason)): $(way_out)"
 }
 
-# check_starts PROGRAM: pip's programs do not start in a path with blanks and quotes, nor where the environment was moved.
+# check_starts PROGRAM: pip's programs do not start in a path with blanks and quotes, nor where the environment was moved. Before
+# 3.12 a Python under LC_ALL=C does not find packages in a folder whose name has other letters than those of ASCII.
 check_starts() {
-  "$1" --version >"$log" 2>&1 || case "$venv" in
-    *[\"\$\`\\]*) fail "programs do not start in a path with \" \$ \` or \\ ($venv): move the checkout, or set VENV" ;;
+  "$1" --version >"$log" 2>&1 || case "$venv|$(cat "$log")" in
+    *[\"\$\`\\]*"|"*) fail "programs do not start in a path with \" \$ \` or \\ ($venv): move the checkout, or set VENV" ;;
+    *"|"*UnicodeDecodeError*)
+      fail "in this locale, Python does not understand the path $root: set LC_ALL=C.UTF-8, or move the checkout"
+      ;;
     *) fail "$1 does not start ($(tail -1 "$log")): delete $venv and run this again" ;;
   esac
 }

@@ -214,6 +214,9 @@ def test_programs_that_do_not_start_are_told(env: Checkout) -> None:
     venv = env.root / ".venv"
     done = env.run(SCRIPT, "read", PIP=broken.format(shlex.quote(str(venv))))
     assert f"does not start (): delete {venv} and run this again" in done.stderr
+    letters = 'echo "echo UnicodeDecodeError: ascii codec >&2; exit 1" >>{}/bin/ddp-prof'
+    done = env.run(SCRIPT, "read", PIP=letters.format(shlex.quote(str(venv))))
+    assert done.stderr.endswith(f"does not understand the path {env.root}: set LC_ALL=C.UTF-8, or move the checkout\n")
     env.run(SCRIPT, "read")
     env.program("pip", "exit 126", venv / "bin")
     assert f"{venv}/bin/pip does not start (): delete {venv} and" in env.run(SCRIPT, "dev").stderr
