@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
@@ -187,6 +188,8 @@ def test_of_a_job_on_gpus_that_were_not_recorded_no_time_of_its_host_is_told(
         assert {rank[key] for key in ("compute_ns", "comm_ns", "exposed_ns", "overlap_ratio")} <= {None, 0}
         assert all(step[key] is None for step in rank["steps"] for key in ("comm_ns", "exposed_ns", "tail_ns"))
         assert all(step["length"]["ns"] is None for step in rank["steps"])
+    shown = run("overlap", path, "--format", "csv").stdout
+    assert {row["device"] for row in csv.DictReader(shown.splitlines())} == {""}, "not known, and no CPU"
     said = run("summary", path, "--notes").stdout
     assert not re.search(r"\d (ms|%)|device work lies outside", said)
 

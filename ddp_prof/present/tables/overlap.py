@@ -10,7 +10,7 @@ from ddp_prof.analyze.cost import RankCost, RunCost
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
-from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION, NOTHING
 from ddp_prof.columns import Row, document_of, milliseconds, percent, table_columns, table_rows
 from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import values_of
@@ -90,11 +90,16 @@ def _rows(result: TraceOverlap, *, by_step: bool, most: int | None = None) -> li
             **({"node": rank.node} if has_nodes else {}),
             "rank": rank.rank,
             "process": rank.process,
-            "device": "cpu" if rank.device is None and rank.reason != LOST else _number_of_device(rank),
+            "device": "cpu" if _is_of_cpu(rank, result) else _number_of_device(rank),
         }
         of_step: Row = {"step": of.step} if isinstance(of, StepOverlap) else {}
         rows.append({**identity, **of_step, **figures, **_communication_not_recorded(rank, of)})
     return rows
+
+
+def _is_of_cpu(rank: RankOverlap, result: TraceOverlap) -> bool:
+    """Return whether a CPU computed; no if what a device did was lost, or, of a job on devices, not recorded."""
+    return rank.device is None and rank.reason != LOST and (rank.reason != NOTHING or result.device == "cpu")
 
 
 def _number_of_device(rank: RankOverlap) -> int | None:
