@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Asks for its work by its arguments, environment, folder and process id, and waits for the exit code.
-ASKING = """#!{python} -IS
+# Asks for its work by its arguments, environment, folder and process id, and waits for the exit code. It begins as a
+# program of pip does in a path with blanks, which "#!" does not take.
+ASKING = """#!/bin/sh
+'''exec' "{python}" -IS "$0" "$@"
+' '''
 import json, os, socket, sys
 asked = socket.socket(socket.AF_UNIX)
 asked.connect({address!r})

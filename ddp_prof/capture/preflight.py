@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def find_interpreter(program: Sequence[str], environ: Mapping[str, str]) -> Inte
     found = shutil.which(program[0], path=environ.get("PATH"))
     if found is None:
         return None
-    path = found if Path(found).name.startswith("python") else _interpreter_of_script(Path(found))
+    path = found if Path(found).name.startswith("python") else _interpreter_of_script(Path(found), environ.get("PATH"))
     if path is None:
         return None
     with suppress(OSError, subprocess.SubprocessError, ValueError):
@@ -100,18 +101,21 @@ def find_interpreter(program: Sequence[str], environ: Mapping[str, str]) -> Inte
     return None
 
 
-def _interpreter_of_script(script: Path) -> str | None:
-    """Return the Python in the first line (``#!``) of a script, as pip writes it for torchrun and accelerate.
+def _interpreter_of_script(script: Path, search: str | None) -> str | None:
+    """Return the Python in the first lines (``#!``) of a script, as pip writes it for torchrun and accelerate.
 
-    Returns ``None`` if the first line names no Python.
+    ``search`` is the PATH by which ``/usr/bin/env`` finds it. Returns ``None`` if they name no Python.
     """
-    with suppress(OSError), script.open("rb") as file:
-        first = file.readline(4096)
-        words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    with suppress(OSError, ValueError), script.open("rb") as file:  # ValueError: a quotation without an end
+        first, second = (file.readline(4096).decode(errors="replace") for _ in range(2))
+        words = first[2:].split() if first.startswith("#!") else []
+        # Where the path has blanks or is long, pip writes a script of sh that begins as a text in Python.
+        if words[:1] == ["/bin/sh"] and second.startswith("'''exec' "):
+            words = shlex.split(second.removeprefix("'''exec' "))
         if words and Path(words[0]).name.startswith("python"):
             return words[0]
         if words[:1] == ["/usr/bin/env"] and len(words) == 2 and words[1].startswith("python"):
-            return shutil.which(words[1])
+            return shutil.which(words[1], path=search)
     return None
 
 

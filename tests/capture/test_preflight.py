@@ -37,14 +37,32 @@ def test_without_ranges_the_way_out_is_said(nsys: Nsys, has: Interpreter, reason
     assert why_no_ranges(nsys, has) == (reason and reason + way_out)
 
 
-@pytest.mark.parametrize("first_line", ["#!{python}", "#!{python} -u", "#!/usr/bin/env python3"])
-def test_the_python_of_a_launcher_is_asked(first_line: str, tmp_path: Path) -> None:
-    launcher = tmp_path / "torchrun"
-    launcher.write_text(first_line.format(python=sys.executable) + "\n")
+@pytest.mark.parametrize(
+    ("first_lines", "folder"),
+    [
+        ("#!{python}", "env"),
+        ("#!{python} -u", "env"),
+        ("#!/usr/bin/env python3", "env"),
+        ("#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''", "my env"),  # as pip and uv write it
+    ],
+)
+def test_the_python_of_a_launcher_is_asked(first_lines: str, folder: str, tmp_path: Path) -> None:
+    python, launcher = tmp_path / folder / "python3", tmp_path / folder / "torchrun"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    launcher.write_text(first_lines.format(python=python) + "\n")
     launcher.chmod(0o755)
-    found = find_interpreter(["torchrun", "train.py"], {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    found = find_interpreter(["torchrun", "train.py"], {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"})
     assert found is not None
-    assert Path(found.path).name.startswith("python")
+    assert found.path == str(python)
+
+
+@pytest.mark.parametrize("second", ["'''exec' \"/a/python", "exec python", ""])
+def test_a_launcher_whose_python_is_not_told_is_not_asked(second: str, tmp_path: Path) -> None:
+    launcher = tmp_path / "torchrun"
+    launcher.write_text(f"#!/bin/sh\n{second}\n")
+    launcher.chmod(0o755)
+    assert find_interpreter(["torchrun", "train.py"], {**os.environ, "PATH": str(tmp_path)}) is None
 
 
 def test_a_python_says_what_it_has() -> None:
