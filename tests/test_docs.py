@@ -109,8 +109,8 @@ def test_the_commands_and_keys_of_the_skill_are_real() -> None:
     (block,) = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     documents: dict[str, str] = {}
     for line in block.splitlines():
-        _, command, *arguments = line.partition("#")[0].replace("TRACE", str(ROOT / "traces/overlap.sqlite")).split()
-        done = run(command, *arguments)
+        _, command, *arguments = line.partition("#")[0].split()
+        done = run(command, *(word.replace("TRACE", str(ROOT / "traces/overlap.sqlite")) for word in arguments))
         assert done.exit_code == 0, done.output
         json.loads(done.stdout)
         documents[command] = done.stdout

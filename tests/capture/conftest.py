@@ -21,7 +21,7 @@ from tests.test_manifest import MANIFEST
 
 # Writes down how it was called and its environment, and writes what it should; $FOLDER/workload comes in between.
 PYTHON = f"""
-[ "$2" != ddp_prof.capture ] || exec {sys.executable} "$@"
+[ "$2" != ddp_prof.capture ] || exec {shlex.quote(sys.executable)} "$@"
 env >"$FOLDER/workload.env"
 echo "workload $*" >>"$FOLDER/calls"
 [ ! -e "$FOLDER/workload" ] || . "$FOLDER/workload"

@@ -38,7 +38,7 @@ case "$*" in
     echo "python $*" >>"$CALLS"
     case "$*" in *"${{HANGS:-none}}"*) exec sleep 600 ;; esac
     echo "ratio 1.0100" ;;
-  *) PYTHONPATH={ROOT} exec {sys.executable} "$@" ;;
+  *) PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} "$@" ;;
 esac
 """
 # Captures kernels where the recorder is one that can; says why not where it is another.

@@ -82,6 +82,7 @@ def _package(pool: Path, name: str, file: str, content: str) -> Path:
     (folder / file).parent.mkdir(parents=True)
     (folder / file).write_text(content)
     (folder / file).chmod(0o755)
+    (folder / "DEBIAN").chmod(0o755)  # dpkg-deb takes no other mode, as a umask of 077 would give
     return folder
 
 

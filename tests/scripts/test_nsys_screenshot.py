@@ -6,6 +6,7 @@ The GUI, its display and what looks at it are stand-ins: a folder of theirs hold
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -101,7 +102,7 @@ def machine(checkout: Checkout, tmp_path: Path) -> Checkout:
         "TIMEOUT": "3",
         "NSYS_UI": str(checkout.program("nsys-ui", GUI, tmp_path / "nsight")),
     }
-    ours = f'PYTHONPATH={ROOT} exec {sys.executable} "$@"'
+    ours = f'PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} "$@"'
     checkout.program("python", ours, checkout.root / ".venv/bin")
     return checkout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ esac
 DDP_PROF = f"""#!/bin/bash
 said="$SAID/$(printf '%s\\n' "$@" | cksum | tr ' ' _)"
 if [ ! -e "$said.code" ]; then
-  {Path(sys.executable).parent}/ddp-prof "$@" >"$said" 2>"$said.error"
+  {shlex.quote(str(Path(sys.executable).with_name("ddp-prof")))} "$@" >"$said" 2>"$said.error"
   echo $? >"$said.code"
 fi
 cat "$said"

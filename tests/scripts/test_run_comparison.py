@@ -20,7 +20,7 @@ REAL = (
     "import runpy, sys; sys.executable = sys.argv.pop(1); del sys.argv[0]; runpy.run_path(sys.argv[0], {}, '__main__')"
 )
 PYTHON = f"""
-[ "$1" = -m ] || PYTHONPATH={ROOT} exec {sys.executable} -c {shlex.quote(REAL)} "$0" "$@"
+[ "$1" = -m ] || PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -c {shlex.quote(REAL)} "$0" "$@"
 echo "python $*" >>"$CALLS"
 [ -z "${{SLOW:-}}" ] || {{ echo $$ >"$CALLS.pid"; exec sleep 3600; }}
 [ -n "${{NO_DATABASE:-}}" ] || {{ mkdir -p "$(dirname "$4")" && echo data >"$4"; }}
