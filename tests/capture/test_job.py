@@ -122,7 +122,7 @@ def capture_spawned(
 
 def meeting_place(folder: Path) -> str:
     """Where ranks find each other: a file. A port that was free when a test asked may be taken when they do."""
-    return (folder / "store").as_uri()
+    return f"file://{folder / 'store'}"  # torch does not decode what as_uri() writes for a blank
 
 
 def record(program: str, folder: Path, *arguments: str, world: int) -> dp.Run:
