@@ -6,7 +6,8 @@
 #   gui="$(scripts/dev/nsys_ui.sh)"
 #
 # Settings (environment):
-#   NSYS_UI   path of the GUI    (default: the one on PATH, else beside the nsys that captures use)
+#   NSYS_UI   path of the GUI                    (default: the one on PATH, else beside the nsys that captures use)
+#   USR       where the system's libraries are   (default: /usr)
 #
 # Exit: 0 and the path, or 1 and one line about what is missing.
 set -euo pipefail
@@ -69,13 +70,13 @@ find_gui() {
 # Lists libraries that the GUI needs and neither it nor the system has. Software OpenGL is loaded at run time, so ldd does
 # not show it.
 list_missing_libraries() {
-  local folder
+  local folder usr="${USR:-/usr}"
   folder="$(dirname "$NSYS_UI")"
   find "$folder" -maxdepth 3 \( -name 'nsys-ui.bin' -o -name 'libQt6WebEngineCore.so*' -o -path '*/Plugins/platforms/libqxcb.so' \
     -o -path '*/Plugins/xcbglintegrations/*.so' \) -exec env LD_LIBRARY_PATH="$folder" ldd {} + 2>/dev/null |
     awk '/not found/ { print $1 }' | sort -u
-  compgen -G '/usr/lib*/*/dri/swrast_dri.so' >/dev/null || compgen -G '/usr/lib*/dri/swrast_dri.so' >/dev/null ||
-    compgen -G '/usr/lib*/*/libgallium*' >/dev/null || echo swrast_dri.so
+  compgen -G "$usr/lib*/*/dri/swrast_dri.so" >/dev/null || compgen -G "$usr/lib*/dri/swrast_dri.so" >/dev/null ||
+    compgen -G "$usr/lib*/*/libgallium*" >/dev/null || echo swrast_dri.so
 }
 
 # Prints Debian's package of a library: libxcb-icccm.so.4 is in libxcb-icccm4, libX11.so.6 in libx11-6.

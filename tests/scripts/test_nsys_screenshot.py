@@ -118,6 +118,10 @@ def equipped(machine: Checkout) -> Checkout:
         ("fc-list", "echo Sans"),
     ):
         machine.program(name, body)
+    driver = machine.root / "usr/lib/x86_64-linux-gnu/dri/swrast_dri.so"
+    driver.parent.mkdir(parents=True)
+    driver.touch()
+    machine.environment["USR"] = str(machine.root / "usr")
     ours = (machine.root / ".venv/bin/python").read_text()
     machine.program("python", MARK + ours, machine.root / ".venv/bin")
     return machine
@@ -225,6 +229,11 @@ class TestWhatIsMissing:
         )
         line = complaint(equipped.run(FINDER, NSYS_UI="", NSYS=str(nsys)))
         assert "the command line alone" in line
+
+    def test_the_driver_that_draws_without_a_gpu(self, equipped: Checkout, tmp_path: Path) -> None:
+        """Which Chromium brings, so that tests passed on machines that have one only."""
+        line = complaint(equipped.run(FINDER, USR=str(tmp_path / "bare")))
+        assert line.endswith("the GUI lacks swrast_dri.so: apt-get install libgl1-mesa-dri (as root)")
 
     def test_the_gui_beside_the_nsys_that_is_there(self, equipped: Checkout, tmp_path: Path) -> None:
         nsys = equipped.program(
