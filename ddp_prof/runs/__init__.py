@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -190,11 +191,12 @@ def _notes_on_copies(files: Sequence[Path]) -> list[str]:
     """Return a note on each set of files that have the same bytes, as if a rank was copied by mistake."""
     by_size: dict[int, list[list[Path]]] = {}
     for file in filter(is_file, files):  # a folder of tables is no file
-        sets = by_size.setdefault(file.stat().st_size, [])
-        if equal := next((equal for equal in sets if filecmp.cmp(file, equal[0], shallow=False)), None):
-            equal.append(file)
-        else:
-            sets.append([file])
+        with suppress(OSError):  # what cannot be read is told where it is measured
+            sets = by_size.setdefault(file.stat().st_size, [])
+            if equal := next((equal for equal in sets if filecmp.cmp(file, equal[0], shallow=False)), None):
+                equal.append(file)
+            else:
+                sets.append([file])
     return [
         f"{', '.join(file.name for file in equal)}: these files have the same bytes, "
         "so what counts as several ranks may be one that was copied"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import re
 import shutil
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_a_copy_of_a_rank_under_the_name_of_another_is_told(tmp_path: Path) -> N
     (told,) = (note for note in run.notes if "the same bytes" in note)
     assert len(run.files) == 3
     assert told.startswith("job.rank1.sqlite, job.rank2.sqlite: these files have")
+
+
+def test_files_that_cannot_be_compared_are_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read is told where it is measured, not by an error of the comparison."""
+
+    def refuse(*_: object, **__: object) -> bool:
+        raise PermissionError("not for you")
+
+    for rank in (0, 1):
+        write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2))
+    monkeypatch.setattr(filecmp, "cmp", refuse)
+    (run,) = load_runs(tmp_path)
+    assert len(run.files) == 2
+    assert not [note for note in run.notes if "the same bytes" in note]
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
