@@ -303,9 +303,8 @@ def device_blocking(
     elsewhere = _needed_elsewhere(dependencies, is_mine, found.unneeded)
     unknown = np.concatenate([found.unknown, elsewhere, in_graphs if tells_needs else found.unneeded])
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
-    needed = row_of[found.consumers.collective]
-    needed = np.concatenate([needed[needed != UNKNOWN], awaited[waits_for]])
-    lacking = _without_needs(events, collectives, needed)
+    needed = np.concatenate([row_of[found.consumers.collective], awaited[waits_for]])
+    lacking = _without_needs(events, collectives, needed[needed != UNKNOWN])
     unknown = np.concatenate([unknown, lacking])
 
     is_known = np.ones(len(events), np.bool_)
