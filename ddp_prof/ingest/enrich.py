@@ -25,9 +25,11 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
     is_among,
+    positions,
     select,
+    take_or_unknown,
 )
-from ddp_prof.trace import Calls, Category, Kind, SyncKind, Trace
+from ddp_prof.trace import Calls, Category, Kind, Synchronizations, SyncKind, Trace
 
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns with the launch shape of a kernel (blocks of the grid, threads of a block), as Nsight Systems names them."""
@@ -214,18 +216,47 @@ def find_launches(calls: Calls, kind: Ints) -> Mask:
 
     Launches while a stream of the process is captured into a CUDA graph are left out: their work does not run then.
     """
-    is_launch: Mask = kind == CallKind.LAUNCH
+    is_launch: Mask = (kind == CallKind.LAUNCH) & ~_are_captured(calls, kind, calls)
+    return is_launch
+
+
+def leave_out_captured_copies(trace: Trace, kind: Ints, events: Ints | None) -> tuple[Trace, Ints | None]:
+    """Return the trace without calls for copies that a CUDA graph captured: these copies do not run then.
+
+    Args:
+        trace: The trace.
+        kind: The :class:`CallKind` of each call.
+        events: A value for each of its synchronizations, or ``None``; is returned for those that are left.
+    """
+    calls, activities = trace.synchronizations, trace.activities
+    is_captured = (calls.kind == SyncKind.COPY) & _are_captured(trace.calls, kind, calls)
+    for process in distinct(calls.process[is_captured]):  # other threads may copy meanwhile
+        mine = np.flatnonzero(is_captured & (calls.process == process))
+        numbers = activities.correlation[activities.process == process]
+        is_captured[mine] = ~is_among(calls.correlation[mine], numbers)
+    if not is_captured.any():
+        return trace, events
+    kept = np.flatnonzero(~is_captured)
+    calls = replace(calls, awaits=take_or_unknown(positions(kept, len(calls)), calls.awaits))
+    return replace(trace, synchronizations=select(calls, kept)), None if events is None else events[kept]
+
+
+def _are_captured(calls: Calls, kind: Ints, asked: Calls | Synchronizations) -> Mask:
+    """Return which of the calls ``asked`` begin while a stream of their process is captured into a CUDA graph.
+
+    ``calls`` are all calls, ``kind`` is the :class:`CallKind` of each.
+    """
+    is_captured = np.zeros(len(asked), np.bool_)
     for process in distinct(calls.process[kind == CallKind.BEGIN_CAPTURE]):
-        mine = calls.process == process
         # A call is captured if more captures have begun until then than have ended before.
         begun, ended = (
-            np.sort(calls.start_ns[mine & (kind == border)])
+            np.sort(calls.start_ns[(calls.process == process) & (kind == border)])
             for border in (CallKind.BEGIN_CAPTURE, CallKind.END_CAPTURE)
         )
-        at = calls.start_ns
-        is_captured = np.searchsorted(begun, at, side="right") > np.searchsorted(ended, at, side="left")
-        is_launch &= ~(mine & is_captured)
-    return is_launch
+        at = asked.start_ns
+        is_open = np.searchsorted(begun, at, side="right") > np.searchsorted(ended, at, side="left")
+        is_captured |= (asked.process == process) & is_open
+    return is_captured
 
 
 def mark_peer_copies(trace: Trace, kind: Ints, within_one: Mask | None = None) -> Trace:

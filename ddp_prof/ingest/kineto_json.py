@@ -186,7 +186,7 @@ def _is_operator(name: str) -> bool:
     return "::" in name
 
 
-def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tuple[Trace, Ints]:
+def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tuple[Trace, Ints | None]:
     """Return the trace as the file tells it, and for each of its synchronizations the number of its CUDA event."""
     # Tables; they add names to the table of names in this order.
     columns, processes, names = read.columns, read.processes, NameTable()
@@ -246,7 +246,8 @@ def _build(path: Path, options: ReadOptions, header: Header, read: _Read) -> tup
         platform="rocm" if _is_amd(call_texts, gpus) else "cuda",
     )
     is_of_graph = columns.names.which(read.calls.name, _launches_graph)
-    return enrich.mark_peer_copies(enrich.share_out_launches(trace, is_of_graph), kinds), awaited
+    trace = enrich.mark_peer_copies(enrich.share_out_launches(trace, is_of_graph), kinds)
+    return enrich.leave_out_captured_copies(trace, kinds, awaited)
 
 
 def _launches_graph(name: str) -> bool:

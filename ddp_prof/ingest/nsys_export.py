@@ -115,6 +115,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     # Columns of the file that the trace does not share end with _build, so that completing it needs no more memory.
     trace, beside = _build(file, strings, manifest, options)
     trace = replace(trace, is_launch=enrich.find_launches(trace.calls, beside.kinds))
+    trace, events = enrich.leave_out_captured_copies(trace, beside.kinds, beside.events)
     trace = enrich.mark_peer_copies(trace, beside.kinds, beside.within_one)
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
@@ -122,7 +123,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     trace = enrich.cut_overlong_activities(enrich.doubt_streams(trace))
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = collectives.mark_copies_that_communicate(trace, beside.within_device)
-    trace = infer_waits(trace, beside.events)
+    trace = infer_waits(trace, events)
     if beside.has_payloads:
         trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))
     trace = collectives.name_operations(trace)

@@ -271,6 +271,21 @@ def lost_copies(*steps: int) -> Capture:
     )
 
 
+def captures_a_graph() -> Capture:
+    """In step 2 a copy is captured into a CUDA graph, so that it does not run::
+
+    calls    cudaStreamBeginCapture  cudaMemcpyAsync  cudaStreamEndCapture
+    """
+    calls = ("cudaStreamBeginCapture_v10000", "cudaMemcpyAsync_v3020", "cudaStreamEndCapture_v10000")
+    begin = (10 + STEP * 2 + 20) * US
+    captured = [
+        Kernel("", 0, 0, begin + at * 5 * US, MAIN, call=call, number=500 + at, is_lost=True)
+        for at, call in enumerate(calls)
+    ]
+    sound = copy_engines()
+    return replace(sound, kernels=[*sound.kernels, *captured])
+
+
 def copies_between_devices(**of_copy: Any) -> Capture:
     """Async tensor parallelism: copies to the other GPU between two barriers of symmetric memory."""
     of_copy = {"copy_kind": 10} | of_copy
@@ -578,6 +593,7 @@ CASES = {
         "pytorch#176613", lambda: lost_copies(*range(5)), (1000, 1000, 0),
         says=("exposed is not known: copies carry out collectives",), says_not=("is hidden", "hides all", "0 %"),
     ),
+    "a copy captured into a graph": Reported("", captures_a_graph, HALF, says=("5 steps",), says_not=("left out",)),
     "copies between GPUs": Reported(
         "pytorch#169338", copies_between_devices, (1550, 0, 1550), says_not=(r"at most 1\.0 %",)
     ),
