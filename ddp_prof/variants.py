@@ -6,6 +6,7 @@ A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,17 @@ def without_folder(label: str) -> str:
 def is_baseline(label: str) -> bool:
     """Return whether the label of a run is that of the baseline, in whichever folder."""
     return without_folder(label) == BASELINE
+
+
+def variant_and_size(label: str) -> tuple[str, float | None]:
+    """Return the variant and the bucket size, ``None`` without one, in a run's label; see :func:`variant_label`."""
+    name, _, rest = without_folder(label).partition(" ")
+    size = _SIZE.match(rest)
+    return name, float(size[1]) if size else None
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]\d+)?) MB(?: \+ |$)")
+"""A bucket size in a label, behind the name."""
 
 
 def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.variants import BASELINE, VARIANT_NAMES, variant_extras, variant_label, variant_order
+from ddp_prof.variants import BASELINE, VARIANT_NAMES, variant_and_size, variant_extras, variant_label, variant_order
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,13 @@ from ddp_prof.variants import BASELINE, VARIANT_NAMES, variant_extras, variant_l
 )
 def test_label(name: str, bucket_size_mb: float | None, label: str) -> None:
     assert variant_label(name, bucket_size_mb) == label
+    for shown in (label, f"before/{label}", f"{label} + bf16"):
+        assert variant_and_size(shown) == (name, bucket_size_mb)
+
+
+@pytest.mark.parametrize("label", ["my run MB", "my 10 MB.sqlite", "my 1x MB", ""])
+def test_the_name_of_a_file_tells_no_bucket_size(label: str) -> None:
+    assert variant_and_size(label)[1] is None
 
 
 @pytest.mark.parametrize(

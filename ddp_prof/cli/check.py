@@ -15,7 +15,7 @@ from ddp_prof.cli.monitor import check_logs, logs_among
 from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import EXIT_CODE, progress, say, say_lines
 from ddp_prof.present.table import TableOptions, TableView, show
-from ddp_prof.runs.run import Run, are_one_variant, changes_between, factor_between
+from ddp_prof.runs.run import Run, are_one_variant, what_changed
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.regression_gate import GateReport
@@ -178,15 +178,12 @@ def check(
 
 def _find_causes(compared: Run, run: Run, runs: Sequence[Run]) -> list[str]:
     """Say what changed from the baseline to a run that fails against it; ``runs`` are all that are checked."""
-    from ddp_prof.present.tables.compare import change_texts, late_ranks_text, same_factor_text
+    from ddp_prof.present.tables.compare import change_texts
 
     with progress("looking for the cause"):
-        parts = changes_between(compared, run, runs)
-        changes, factor = change_texts(parts), factor_between(compared, run)
-        late = late_ranks_text(parts, [compared.skew(), run.skew()], ["the baseline", run.label]) if parts else ""
-    whole = [*([same_factor_text(factor)] if factor else []), *([late] if late else [])]
-    return [f"{run.label}, against the baseline: {text}" for text in whole] + [
-        f"{run.label}, mean step against the baseline: {text}" for text in changes
+        changed = what_changed(compared, run, names=("the baseline", run.label), others=runs)
+    return [f"{run.label}, against the baseline: {text}" for text in changed.causes] + [
+        f"{run.label}, mean step against the baseline: {text}" for text in change_texts(changed.parts)
     ]
 
 

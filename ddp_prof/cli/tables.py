@@ -14,13 +14,13 @@ from ddp_prof.cli.options import Answer, Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable, shell_quote
 from ddp_prof.present.table import TableOptions, TableView, show
-from ddp_prof.runs.run import SUMMARY_RESULTS, Run, are_one_variant, changes_between, compare_steps, factor_between
+from ddp_prof.runs.run import SUMMARY_RESULTS, Run, are_one_variant, compare_steps, what_changed
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.comparison import VariantSummary
-    from ddp_prof.analyze.variants.same_factor import SameFactor
-    from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
+    from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.present.headlines import Headline
+    from ddp_prof.present.tables.compare import WhatChanged
 
 
 def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
@@ -329,9 +329,10 @@ def comparison_views(runs: list[Run], output: TableOptions | None = None) -> lis
 
     The second table is shown as text only. Without ``output`` there is only the first.
     """
-    parts, summaries = _changed_parts(runs), _compared(runs)
-    view = _comparison_view(runs, compare_steps(runs), parts, summaries)
-    return _with_changes(view, runs, parts, summaries, output)
+    summaries = _compared(runs)
+    changed = _what_changed(runs, summaries)
+    view = _comparison_view(runs, compare_steps(runs), changed, summaries)
+    return _with_changes(view, runs, changed, summaries, output)
 
 
 @click.command(
@@ -365,8 +366,9 @@ def compare(
         show_logs_compared(logs, output)
         return
     runs = load.runs_for(traces, output)
-    changes, parts, summaries = compare_steps(runs), _changed_parts(runs), _compared(runs)
-    view = _comparison_view(runs, changes, parts, summaries)
+    changes, summaries = compare_steps(runs), _compared(runs)
+    changed = _what_changed(runs, summaries)
+    view = _comparison_view(runs, changes, changed, summaries)
     if waterfall:
         from ddp_prof.present.tables.compare import readable_rows, waterfall_notes, waterfall_rows
         from ddp_prof.present.tables.overlap import notes_of_runs
@@ -376,9 +378,9 @@ def compare(
     else:
         from ddp_prof.present.tables.compare import unchanged_notes
 
-        if len(runs) == 2 and are_one_variant(runs) and not parts:
+        if len(runs) == 2 and are_one_variant(runs) and not changed.parts:
             view = replace(view, notes=[*view.notes, *unchanged_notes(changes)])
-        show(output, _with_changes(view, runs, parts, summaries, output))
+        show(output, _with_changes(view, runs, changed, summaries, output))
     if page or png:
         from ddp_prof.present.charts.comparison import draw_waterfall
         from ddp_prof.present.html.page import write_figure
@@ -396,71 +398,53 @@ def _compared(runs: list[Run]) -> Sequence[VariantSummary]:
 
 
 def _comparison_view(
-    runs: list[Run], changes: Waterfall, parts: Sequence[PartChange], summaries: Sequence[VariantSummary]
+    runs: list[Run], changes: Waterfall, changed: WhatChanged, summaries: Sequence[VariantSummary]
 ) -> TableView:
     """Return the table with a row for each run.
 
     Args:
         runs: The runs.
         changes: How the mean step changes from run to run.
-        parts: What changed between two runs of one variant; may be empty.
+        changed: What changed between two runs of one variant.
         summaries: The figures of each run.
     """
     from ddp_prof.present.tables.compare import compare_view
 
     costs = [run.cost() for run in runs]
-    factor = _same_factor(runs, parts, summaries)
-    late = _late_ranks(runs, parts)
-    return compare_view([run.overlap() for run in runs], summaries, changes, parts, costs, factor, late)
+    return compare_view([run.overlap() for run in runs], summaries, changes, changed, costs)
 
 
 def _with_changes(
     view: TableView,
     runs: Sequence[Run],
-    parts: Sequence[PartChange],
+    changed: WhatChanged,
     summaries: Sequence[VariantSummary],
     output: TableOptions | None,
 ) -> list[TableView]:
     """Return the comparison, and after it the table of what changed if there is one and ``output`` shows it."""
     # CSV and Markdown have the rows of the comparison only; the JSON document holds the changes, too.
-    shows_changes = parts and output and output.form == "table" and not output.columns
-    return [view, *([_changes_view(runs, parts, summaries)] if shows_changes else [])]
+    shows_changes = changed.parts and output and output.form == "table" and not output.columns
+    return [view, *([_changes_view(runs, changed, summaries)] if shows_changes else [])]
 
 
-def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
-    """Return what changed between two runs of one variant; empty for other runs."""
-    return changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
+def _what_changed(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> WhatChanged:
+    """Return what changed between two runs of one variant; nothing for other runs."""
+    from ddp_prof.present.tables.compare import WhatChanged
+
+    if len(runs) != 2 or not are_one_variant(runs):
+        return WhatChanged()
+    are_one_job = not any(one.other_job for one in summaries)
+    return what_changed(*runs, names=[run.label for run in runs], are_one_job=are_one_job)
 
 
-def _same_factor(
-    runs: Sequence[Run], parts: Sequence[PartChange], summaries: Sequence[VariantSummary]
-) -> SameFactor | None:
-    """Return the factor by which all kernels of two runs of one job differ; ``None`` if there is none."""
-    return factor_between(*runs) if parts and not any(one.other_job for one in summaries) else None
-
-
-def _late_ranks(runs: Sequence[Run], parts: Sequence[PartChange]) -> str:
-    """Say which ranks are late in one of two runs of one variant, if that explains half of what changed; or empty."""
-    from ddp_prof.present.tables.compare import late_ranks_text
-
-    return late_ranks_text(parts, [run.skew() for run in runs], [run.label for run in runs]) if parts else ""
-
-
-def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange], summaries: Sequence[VariantSummary]) -> TableView:
+def _changes_view(runs: Sequence[Run], changed: WhatChanged, summaries: Sequence[VariantSummary]) -> TableView:
     """Return the table of what changed between two runs."""
-    from ddp_prof.present.tables.compare import (
-        HOW_TO_READ_CHANGES,
-        change_rows,
-        changed_text,
-        same_factor_text,
-    )
+    from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text
 
     other_job = next((f" ({one.label} is another job: {one.other_job})" for one in summaries if one.other_job), "")
-    title = f"from {runs[0].label} to {runs[1].label}{other_job}, mean step: {changed_text(parts)}"
-    factor = _same_factor(runs, parts, summaries)
-    late = _late_ranks(runs, parts)
-    notes = [*([same_factor_text(factor)] if factor else []), *([late] if late else []), HOW_TO_READ_CHANGES]
-    return TableView(printable(title), change_rows(parts), notes, {})
+    title = f"from {runs[0].label} to {runs[1].label}{other_job}, mean step: {changed_text(changed.parts)}"
+    notes = [*changed.causes, HOW_TO_READ_CHANGES]
+    return TableView(printable(title), change_rows(changed.parts), notes, {})
 
 
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")

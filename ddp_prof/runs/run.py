@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.analyze.what_if.prediction import RunPrediction
     from ddp_prof.analyze.what_if.questions import Question
+    from ddp_prof.present.tables.compare import WhatChanged
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.kept import KeptResults
 
@@ -698,7 +699,26 @@ def are_one_variant(runs: Sequence[Run]) -> bool:
     return len(kinds) == 1
 
 
-def factor_between(before: Run, after: Run) -> SameFactor | None:
+def what_changed(
+    before: Run, after: Run, *, names: Sequence[str], others: Sequence[Run] = (), are_one_job: bool = True
+) -> WhatChanged:
+    """Return what changed between two runs of one variant.
+
+    Args:
+        before: The first run.
+        after: The other one.
+        names: What they are called in texts.
+        others: See :func:`changes_between`.
+        are_one_job: Whether both are runs of one job; between others, no common factor of all kernels is looked for.
+    """
+    from ddp_prof.present.tables.compare import WhatChanged, late_ranks_text
+
+    parts = changes_between(before, after, others)
+    late = late_ranks_text(parts, [before.skew(), after.skew()], names) if parts else ""
+    return WhatChanged(parts, _factor_between(before, after) if are_one_job else None, late)
+
+
+def _factor_between(before: Run, after: Run) -> SameFactor | None:
     """Return the factor by which all kernels of a run take longer than those of another run, if there is one."""
     from ddp_prof.analyze.variants.same_factor import find_same_factor
 

@@ -18,7 +18,7 @@ from ddp_prof.analyze.variants.regression_gate import find_differences
 from ddp_prof.analyze.why_unknown import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Hidden, column, derived
 from ddp_prof.manifest import Manifest
-from ddp_prof.variants import UNKNOWN_VARIANT, VARIANTS, is_baseline, without_folder
+from ddp_prof.variants import UNKNOWN_VARIANT, VARIANTS, is_baseline, variant_and_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +329,7 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
         return replace(run, speedup=1.0, speedup_from=CAPTURES)
     gained_ns = before_ns - after_ns
     compute_before_ns, compute_after_ns = _compute_ns(naive), _compute_ns(run)
-    computes_alike = VARIANTS.get(without_folder(run.label).partition(" ")[0], UNKNOWN_VARIANT).computes_as_naive
+    computes_alike = VARIANTS.get(variant_and_size(run.label)[0], UNKNOWN_VARIANT).computes_as_naive
     if computes_alike and compute_before_ns is not None and compute_after_ns is not None:
         # Idle time does not count as such a cause: the gaps between blocking collectives belong to the variant.
         by_compute_ns = compute_before_ns - compute_after_ns

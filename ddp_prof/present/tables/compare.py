@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.cost import RunCost
@@ -30,9 +30,9 @@ from ddp_prof.columns import Row, document_of, milliseconds, percent, signed, ta
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text, other_job_texts
 from ddp_prof.present.table import SCHEMA, TableView
-from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
+from ddp_prof.present.tables.overlap import how_recorded, notes_of_runs
 from ddp_prof.present.text import collective_name, count_noun
-from ddp_prof.variants import BUCKETED, is_baseline, without_folder
+from ddp_prof.variants import BUCKETED, is_baseline, variant_and_size
 
 HOW_TO_READ = (
     "times are medians over the steps of all ranks; those of communication over the steps that communicate; "
@@ -44,14 +44,32 @@ _FEW_RUNS = 3
 """Most runs whose cost is told in notes; of more runs, only the columns tell it."""
 
 
+@dataclass(frozen=True)
+class WhatChanged:
+    """What changed between two runs of one variant.
+
+    Attributes:
+        parts: The parts of the step; empty if that is not known, and for other runs.
+        factor: The factor by which all kernels of the second run take longer, if there is one.
+        late: Which ranks are late in one of them; see :func:`late_ranks_text`.
+    """
+
+    parts: Sequence[PartChange] = ()
+    factor: SameFactor | None = None
+    late: str = ""
+
+    @property
+    def causes(self) -> list[str]:
+        """What explains several of the parts, a text for each."""
+        return [*([same_factor_text(self.factor)] if self.factor else []), *([self.late] if self.late else [])]
+
+
 def compare_view(
     results: Sequence[TraceOverlap],
     summaries: Sequence[VariantSummary],
     waterfall: Waterfall,
-    changes: Sequence[PartChange],
+    changed: WhatChanged,
     costs: Sequence[RunCost],
-    factor: SameFactor | None = None,
-    late: str = "",
 ) -> TableView:
     """Return the table that compares runs, a row per run; its document also has the waterfall and the changes.
 
@@ -59,14 +77,11 @@ def compare_view(
         results: The overlap of each run.
         summaries: Its figures, with its speed-up.
         waterfall: How the mean step changes from run to run.
-        changes: What changed between two runs of one variant; empty for other runs.
+        changed: What changed between two runs of one variant.
         costs: What communication costs each run.
-        factor: The factor by which all kernels of the second run take longer, if there is one.
-        late: Which ranks are late in one of two runs; see :func:`late_ranks_text`.
     """
     warnings = notes_of_runs(results)
-    recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
-    notes = [how_to_read(summaries), recorders if "ed by nsys" in recorders else f"recorded by {recorders}"]
+    notes = [how_to_read(summaries), how_recorded(results)]
     # Why runs have no speed-up, or none that the measurements support.
     base = next((summary for summary in summaries if is_baseline(summary.label)), None)
     other = [summary.label for summary in summaries if base and summary.device != base.device]
@@ -87,9 +102,8 @@ def compare_view(
     in_turns = [run for run in summaries if not run.other_job and base and base.speedup_from == TURNS]
     if missing := [run.label for run in in_turns if run.speedup is None]:
         notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")
-    if whole := [
-        run.label for run in summaries if without_folder(run.label).startswith(f"{BUCKETED} ") and run.collectives == 1
-    ]:
+    sizes = {run.label: variant_and_size(run.label) for run in summaries if run.collectives == 1}
+    if whole := [label for label, (name, size) in sizes.items() if name == BUCKETED and size is not None]:
         notes.append(f"{whole[0]}: one bucket holds all gradients, so that any larger size gives the same")
     if len(summaries) <= _FEW_RUNS:  # for more runs, only the columns tell it
         notes += [f"cost, {', '.join(labels)}: {text}" for text, labels in _cost_texts(summaries, costs).items()]
@@ -102,9 +116,9 @@ def compare_view(
         ],
         "warnings": warnings,
         "waterfall": asdict(waterfall),
-        "changes": [document_of(change) for change in changes],
-        "same_factor": asdict(factor) if factor else None,
-        "late_ranks": late or None,
+        "changes": [document_of(change) for change in changed.parts],
+        "same_factor": asdict(changed.factor) if changed.factor else None,
+        "late_ranks": changed.late or None,
     }
     return TableView("", compare_rows(summaries, costs), notes, document)
 

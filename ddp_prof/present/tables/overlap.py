@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 
@@ -168,11 +168,30 @@ def profiler_name(result: TraceOverlap) -> str:
 
 def name_of_profiler(source: str, recorder: str | None, exporter: str | None) -> str:
     """Return the profiler that recorded a file; for nsys with the versions, as in :func:`profiler_name`."""
+    return _name_in_short(source, recorder, exporter) or _who_wrote(recorder, exporter)
+
+
+def how_recorded(results: Iterable[TraceOverlap]) -> str:
+    """Say which profilers recorded some runs, and which versions of nsys exported them, where these are others."""
+    files = dict.fromkeys(of_file for result in results for of_file in result.recorded_by)
+    in_short = dict.fromkeys(name for of_file in files if (name := _name_in_short(*of_file)))
+    at_length = dict.fromkeys(
+        _who_wrote(*versions) for source, *versions in files if not _name_in_short(source, *versions)
+    )
+    return ", ".join([*([f"recorded by {', '.join(in_short)}"] if in_short else []), *at_length])
+
+
+def _name_in_short(source: str, recorder: str | None, exporter: str | None) -> str | None:
+    """Return the profiler of a file, with its version if only one wrote it; ``None`` if more is known of nsys."""
     name = SOURCE_NAMES.get(source, source)
     if name != "nsys" or not (recorder or exporter):
         return name
-    if recorder and exporter and (recorder == exporter or exporter.startswith(f"{recorder}.")):
-        return f"nsys {exporter}"
+    is_one = recorder and exporter and (recorder == exporter or exporter.startswith(f"{recorder}."))
+    return f"nsys {exporter}" if is_one else None
+
+
+def _who_wrote(recorder: str | None, exporter: str | None) -> str:
+    """Say which versions of nsys recorded and exported a file, as far as they are known."""
     by = ((recorder, "recorded by"), (exporter, "exported by"))
     return ", ".join(f"{verb} nsys {version}" for version, verb in by if version)
 
