@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from ddp_prof.ingest import nsys_program as program  # noqa: E402  # needs nothing but Python
 
 NSIGHT_COMPUTE = (
-    "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys /usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"
+    "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys:/usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"
 )
 """Where Nsight Compute installs an nsys; it records, but usually lacks the importer, which makes the report."""
 
@@ -139,7 +139,7 @@ def find_recorders(environment: Mapping[str, str], log: Path, tried: FailedAttem
     else:
         found = list_nsys()
         yield from map(_nsys, found)
-        for pattern in environment.get("NSIGHT_COMPUTE_SEARCH", NSIGHT_COMPUTE).split():
+        for pattern in environment.get("NSIGHT_COMPUTE_SEARCH", NSIGHT_COMPUTE).split(os.pathsep):
             yield from map(_nsys, sorted(glob(pattern), reverse=True))  # noqa: PTH207  # the patterns are absolute
         if not found:
             reason = tried.reason(DOWNLOAD) or tried.attempt(DOWNLOAD, lambda: download(log))

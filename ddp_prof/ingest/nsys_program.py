@@ -72,7 +72,8 @@ def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
     """Yield the executables of nsys that can run on this machine.
 
     If ``$NSYS`` is set, this is the only candidate. Else it yields the nsys on PATH, in ``$NSYS_PREFIX``, and in
-    :data:`PLACES` or the patterns in ``$NSYS_SEARCH``; the newest match of each pattern comes first.
+    :data:`PLACES` or the patterns in ``$NSYS_SEARCH``, with colons as in PATH; the newest match of each pattern comes
+    first.
     """
     for candidate in _candidates(environ):
         with suppress(LookupError):
@@ -88,8 +89,8 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
     if found := shutil.which("nsys", path=environ.get("PATH")):
         yield found
     yield str(Path(environ.get("NSYS_PREFIX") or Path(__file__).parents[2] / ".nsys", "bin", "nsys"))
-    for pattern in environ["NSYS_SEARCH"].split() if "NSYS_SEARCH" in environ else PLACES:
-        found_here = [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
+    for pattern in environ["NSYS_SEARCH"].split(os.pathsep) if "NSYS_SEARCH" in environ else PLACES:
+        found_here = [str(path) for path in Path("/").glob(pattern.lstrip("/"))] if pattern else []
         yield from sorted(found_here, key=by_number, reverse=True)
 
 

@@ -99,7 +99,7 @@ def test_event_records_are_asked_for_where_the_help_names_them(tmp_path: Path, t
     asked = tmp_path / "asked"
     program = tmp_path / "nsys"
     (tmp_path / "help").write_text(text, encoding="utf-8")
-    program.write_text(f'#!/bin/sh\necho "$*" >>{asked}\ncat {tmp_path}/help\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\necho "$*" >>"{asked}"\ncat "{tmp_path}/help"\n', encoding="utf-8")
     program.chmod(0o755)
     nsys = Nsys(str(program), "2024.1.1.1")  # its number tells nothing
     for _ in range(2):

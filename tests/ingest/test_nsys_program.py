@@ -24,7 +24,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {
         "PATH": str(tmp_path / "path"),
         "NSYS_PREFIX": str(tmp_path / "prefix"),
-        "NSYS_SEARCH": f"{tmp_path}/nothing/*/nsys {tmp_path}/opt/*/bin/nsys",
+        "NSYS_SEARCH": f"{tmp_path}/nothing/*/nsys:{tmp_path}/opt/*/bin/nsys",
     }
 
 
@@ -73,7 +73,7 @@ def test_a_program_is_asked_again_only_if_it_changed_or_did_not_answer(tmp_path:
         found = find_nsys({"NSYS": str(program)})
         return found and found.version
 
-    counting = f"#!/bin/sh\necho >> {asked}\n"
+    counting = f'#!/bin/sh\necho >>"{asked}"\n'
     answering = f"{counting}echo version 2024.6.1\n"
     assert [find_with(answering), find_with(answering)] == ["2024.6.1"] * 2
     assert asked.read_text() == "\n"

@@ -422,7 +422,7 @@ def test_wrong_usage(bare: Checkout, arguments: list[str], more: dict[str, str])
 def test_a_recorder_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     """By a signal that it can answer, which the script that records does."""
     script = f"""
-trap 'kill $child; echo ended >{tmp_path}/ended; exit 143' TERM
+trap 'kill $child; echo ended >"{tmp_path}/ended"; exit 143' TERM
 sleep 600 & child=$!
 echo began
 wait $child

@@ -356,7 +356,7 @@ def test_root_installs_the_missing_venv_module(env: Checkout, tmp_path: Path) ->
     missing = tmp_path / "missing"
     missing.touch()
     env.program("id", "echo 0")
-    env.program("apt-get", f'echo "$*" >>"$CALLS"; [[ "$*" != *install* ]] || rm {missing}')
+    env.program("apt-get", f'echo "$*" >>"$CALLS"; [[ "$*" != *install* ]] || rm "{missing}"')
     done = env.run(SCRIPT, "read", NO_ENSUREPIP=str(missing))
     assert done.returncode == 0, done.stderr
     assert env.calls == [
@@ -413,8 +413,8 @@ WITHOUT_WINDOWS = f"{INSTALL} chromium-headless-shell fonts-liberation"
 def test_apt_installs_the_browser_while_pip_works(without_browser: Checkout, tmp_path: Path, code: int) -> None:
     until_pip = 'until grep -q "^pip " "$CALLS"; do sleep 0.01; done'
     without_browser.program("id", "echo 0")
-    without_browser.program("apt-get", f'touch {tmp_path}/begun; {until_pip}; echo "apt-get $*" >>"$CALLS"')
-    done = without_browser.run(SCRIPT, PIP=f"until [ -e {tmp_path}/begun ]; do sleep 0.01; done; exit {code}")
+    without_browser.program("apt-get", f'touch "{tmp_path}/begun"; {until_pip}; echo "apt-get $*" >>"$CALLS"')
+    done = without_browser.run(SCRIPT, PIP=f'until [ -e "{tmp_path}/begun" ]; do sleep 0.01; done; exit {code}')
     assert done.returncode == code
     assert without_browser.calls == ["venv", _pip(without_browser, "[pictures,train]"), WITHOUT_WINDOWS]
 
@@ -443,13 +443,13 @@ def test_the_browser_without_windows_is_for_tests_and_for_machines_without_anoth
 def test_another_apt_is_waited_for(without_browser: Checkout, tmp_path: Path) -> None:
     """A machine that has just been started fetches its lists itself: no browser was installed, and the gate failed."""
     without_browser.program("id", "echo 0")
-    without_browser.program("sleep", f"touch {tmp_path}/waited")
+    without_browser.program("sleep", f'touch "{tmp_path}/waited"')
     without_browser.program(
         "apt-get",
         f"""echo "apt-get $*" >>"$CALLS"
 case "$1" in
-  update) [ -e {tmp_path}/waited ] || {{ echo "E: Could not get lock /var/lib/apt/lists/lock." >&2; exit 100; }} ;;
-  install) [ -e {tmp_path}/waited ] ;;
+  update) [ -e "{tmp_path}/waited" ] || {{ echo "E: Could not get lock /var/lib/apt/lists/lock." >&2; exit 100; }} ;;
+  install) [ -e "{tmp_path}/waited" ] ;;
 esac""",
     )
     done = without_browser.run(SCRIPT, "read")

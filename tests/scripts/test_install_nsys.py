@@ -166,7 +166,7 @@ def test_gives_up_where_no_repository_answers(repository: Checkout) -> None:
 
 def test_goes_on_where_the_network_is_slow(repository: Checkout, tmp_path: Path) -> None:
     """At 100 kB/s the lists of Debian take 97 s, and it was said that no repository had answered."""
-    arrived = f'for folder in {tmp_path}/prefix/partial.*/lists; do echo list >"$folder/Packages"; done'
+    arrived = f'for folder in "{tmp_path}"/prefix/partial.*/lists; do echo list >"$folder/Packages"; done'
     repository.program("timeout", f'case "$1" in 60) {arrived}; exit 124 ;; -k) shift 3 ;; *) shift ;; esac; exec "$@"')
     done = repository.run(SCRIPT)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/prefix/bin/nsys\n"), done.stderr
