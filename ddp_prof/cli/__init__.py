@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, complete_file, say, say_lines
+from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, ClosedStream, complete_file, say, say_lines
 from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, UsageError, lacks_memory, printable
 from ddp_prof.file_kinds import PACKED_SUFFIXES
 from ddp_prof.signals import Interruption, handle_signals, handle_stopping, ignore_stopping
@@ -96,11 +96,11 @@ class Commands(click.Group):
     """Whether this process is ``ddp-prof``, and not a program that runs a command, such as a test."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the program. Characters that the terminal lacks become question marks; closed streams get no output."""
+        """Run the program. Characters that the terminal lacks become question marks; streams may be closed."""
         self.is_program = not args and extra.get("args") is None  # which takes the arguments from sys.argv
         if self.is_program:
             gc.set_threshold(_OBJECTS_PER_SEARCH)
-        sys.stdout, sys.stderr = (stream or io.TextIOWrapper(io.BytesIO()) for stream in (sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = (stream or ClosedStream() for stream in (sys.stdout, sys.stderr))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
         return super().main(*args, **extra)
@@ -192,6 +192,8 @@ class Commands(click.Group):
             handle_signals(before)
         if code := ctx.meta.get(EXIT_CODE):
             ctx.exit(code)
+        if code is None and isinstance(sys.stdout, ClosedStream) and sys.stdout.has_lost:
+            raise click.ClickException("stdout is closed, so the answer is lost: send it to a file, or to /dev/null")
         return result
 
 

@@ -203,7 +203,7 @@ def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
 
 
 def _show_verdicts(views: Sequence[TableView], output: TableOptions, *, passed: bool) -> None:
-    """Print the verdicts; if a requirement is not met, set the exit code 3."""
+    """Print the verdicts; set the exit code, 3 if a requirement is not met."""
     from ddp_prof.present.tables.check import check_summary
 
     if output.form == "markdown":
@@ -216,3 +216,4 @@ def _show_verdicts(views: Sequence[TableView], output: TableOptions, *, passed: 
             for view in views:
                 say(view.title, err=True)
         click.get_current_context().meta[EXIT_CODE] = 3
+    click.get_current_context().meta.setdefault(EXIT_CODE, 0)

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ddp_prof.cli.options import Loader, TraceCommand
-from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say
+from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say_written
 
 if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Source
@@ -87,7 +87,7 @@ def _write_one_file(runs: list[Run], path: Path) -> None:
         reports = report_runs(runs, load_turns(runs))
         study = study_of(runs, [one.summary for one in reports])
     write_one_file(reports, path, study, find_screenshots(picture_folders(runs, path)))
-    say(path)
+    say_written(path)
 
 
 class _Progress:
@@ -106,7 +106,7 @@ class _Progress:
     def __call__(self, done: int, total: int) -> None:
         """Report that ``done`` of ``total`` runs have their pages; 0 means that the index is written."""
         if not done:
-            say(self.folder / "index.html")
+            say_written(self.folder / "index.html")
         self.show("pages" if done < total else "pictures", done, total)
         if done < 2:  # the time before the first pages is mostly the start of the workers
             self.first_at = monotonic()
@@ -201,7 +201,7 @@ def timeline(
         with progress("drawing"):
             write_pictures([(drawn.picture, path) for path in pictures])
         for path in pictures:
-            say(path)
+            say_written(path)
 
 
 @click.command("export", cls=TraceCommand, example="traces/overlap.sqlite -o overlap.json.gz", prints_tables=False)

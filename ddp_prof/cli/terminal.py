@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import shutil
 import sys
@@ -99,7 +100,7 @@ def open_output(output: Path) -> Iterator[Path]:
         is_file = not is_stream(output)
         yield output
         if is_file:
-            say(output)
+            say_written(output)
         return
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         file = Path(folder) / "stdout"
@@ -113,6 +114,25 @@ def say(text: object, *, err: bool = False) -> None:
     click.echo(printable(str(text)), err=err)
 
 
+def say_written(path: Path) -> None:
+    """Print the path of a file that a command has written; if stdout is closed, the file itself is the answer."""
+    if not isinstance(sys.stdout, ClosedStream):
+        say(path)
+
+
+class ClosedStream(io.TextIOWrapper):
+    """Stands for stdout or stderr if the program was started with it closed (``>&-``)."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether something was printed, which nobody sees."""
+        self.flush()
+        return self.buffer.tell() > 0
+
+
 def say_lines(text: str) -> None:
     """Print text of several lines; names in it must have passed ``printable``, so that they have no line breaks."""
     click.echo(printable_lines(text))
@@ -122,7 +142,7 @@ DELAY_S = 1.0
 """Seconds before the progress bar appears."""
 
 EXIT_CODE = "ddp_prof.exit_code"
-"""Key in the ``meta`` of click's context. Its value is an exit code other than 0, for a command that ran to its end."""
+"""Key in the ``meta`` of click's context: the exit code of a command that ran to its end, if the code answers, too."""
 
 _QUIET = "ddp_prof.quiet"
 """Key in the ``meta`` of click's context: whether ``--quiet`` is given."""

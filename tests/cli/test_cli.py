@@ -200,14 +200,33 @@ def test_a_reader_that_stops_early_is_no_error(trace: Path) -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
-@pytest.mark.parametrize("output", of_which_the_gate_keeps([">&- 2>&-"], [">&-", "2>&-", ">&- 2>&-"]))
+def run_without(closed: str, *words: object) -> subprocess.CompletedProcess[bytes]:
+    """The program, started by a shell with streams closed, such as ``>&-``."""
+    shell = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-m", "ddp_prof", *map(str, words)]
+    return subprocess.run(shell, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("closed", of_which_the_gate_keeps([">&- 2>&-"], [">&-", "2>&-", ">&- 2>&-"]))
 @pytest.mark.slow
-def test_output_that_is_closed_is_no_error(output: str, trace: Path) -> None:
+def test_output_that_is_closed_is_no_error(closed: str, trace: Path) -> None:
     """The exit code is still the answer of ``check``."""
-    code = "from ddp_prof.cli import main; main()"
-    shell = ["sh", "-c", f'exec "$0" "$@" {output}', sys.executable, "-c", code]
-    done = subprocess.run([*shell, "check", "--min-overlap", "99%", str(trace)], capture_output=True, check=False)
-    assert (done.returncode, b"Traceback" in done.stderr) == (3, False)
+    for most, code in (("1000", 0), ("0", 3)):
+        done = run_without(closed, "check", "--max-exposed-ms", most, trace)
+        assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
+
+
+@pytest.mark.slow
+def test_an_answer_that_nobody_sees_is_an_error(trace: Path) -> None:
+    """``overlap >&-`` printed nothing, and its exit code was 0."""
+    done = run_without(">&-", "overlap", trace)
+    assert (done.returncode, done.stderr.count(b"stdout is closed")) == (1, 1)
+
+
+@pytest.mark.slow
+def test_a_page_that_is_written_is_an_answer(trace: Path) -> None:
+    page = trace.with_suffix(".html")
+    done = run_without(">&-", "timeline", "-o", page, trace)
+    assert (done.returncode, page.is_file()) == (0, True), done.stderr
 
 
 def test_characters_that_the_terminal_lacks_are_replaced(trace: Path) -> None:
