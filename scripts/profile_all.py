@@ -119,10 +119,12 @@ def traces_of(name: str, folder: Path) -> list[Path]:
 
 
 def has_rounds(turns: Path) -> bool:
-    """Return whether a database may hold rounds; where the first one failed or was stopped it holds none."""
-    with suppress(DdpProfError):
-        return bool(load_results(turns).runs)
-    return True  # ``ddp-prof results`` says what is wrong with it
+    """Return whether a database is there and holds rounds; where the first one failed or was stopped it holds none.
+
+    Raises:
+        TraceError: The file is something else.
+    """
+    return turns.exists() and bool(load_results(turns).runs)
 
 
 def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
@@ -131,7 +133,7 @@ def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
     Step and tail over bucket size, with the model of bucketing, are drawn from the turns.
     """
     index = figures / "index.html"
-    turns = [file for file in {trace.with_name(TURNS) for trace in traces} if file.exists() and has_rounds(file)]
+    turns = [file for file in {trace.with_name(TURNS) for trace in traces} if has_rounds(file)]
     origins = [
         *traces,
         *turns,
@@ -212,6 +214,7 @@ def profile_all(environ: dict[str, str]) -> int:
     except OSError as error:
         say(f"{error.filename}: {error.strerror}: set TRACES_DIR and FIGURES_DIR to folders of yours")
         return 1
+    has_rounds(traces / TURNS)  # captures take minutes, and whatever follows them reads this file
     seconds, captures = read_seconds(environ), list_captures(environ)
     if not captures:
         raise UsageError(f"VARIANTS or BUCKET_SIZES_MB names nothing to capture; there are {' '.join(VARIANT_NAMES)}")

@@ -10,6 +10,8 @@ import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,8 +68,18 @@ def error_line(error: BaseException) -> str:
         nameless = "the output or a temporary file" if finds_no_room else "reading or writing failed"
         words = f"{error.filename or nameless}: {error.strerror}"
         if finds_no_room:
-            words += ": make room there, or set TMPDIR to another folder for temporary files"
+            is_output = error.filename is not None and not _is_temporary(str(error.filename))
+            elsewhere = "write to another place" if is_output else "set TMPDIR to another folder for temporary files"
+            words += f": make room there, or {elsewhere}"
     return printable(" ".join(words.split()))
+
+
+def _is_temporary(file: str) -> bool:
+    """Whether a file lies in the folder for temporary files; also if there is none with room."""
+    try:
+        return Path(file).is_relative_to(gettempdir())
+    except FileNotFoundError:
+        return True
 
 
 def _is_path(argument: str) -> bool:

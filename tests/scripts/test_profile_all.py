@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def run(machine: Machine, **settings: str) -> tuple[int, list[str], list[str]]: 
         if "MASTER_PORT" in os.environ:
             raise DdpProfError("its port is taken")
         if force or not path.exists():
-            path.touch()
+            shutil.copy(ROOT / "traces" / "results.db", path)
             progress(0)
         return 3
 
@@ -162,6 +163,15 @@ def test_a_rank_of_a_launcher_says_that_it_waits_for_the_others(machine: Machine
         "profile_all: a launcher started this as rank 0 of 2, and it waits for the others: if none did, "
         "unset RANK WORLD_SIZE LOCAL_RANK"
     )
+
+
+def test_rounds_that_cannot_be_read_are_told_once_and_before_the_captures(machine: Machine) -> None:  # noqa: F811
+    """They were told by three programs, after minutes."""
+    (machine.folder / "traces").mkdir()
+    (machine.folder / "traces" / "turns.db").write_text("garbage")
+    code, _, (complaint,) = run(machine, VARIANTS="naive flat")
+    assert (code, machine.calls) == (1, [])
+    assert "turns.db: not a results database (file is not a database): name another file" in complaint
 
 
 def test_without_naive_nothing_is_trained_in_turns(machine: Machine) -> None:  # noqa: F811
