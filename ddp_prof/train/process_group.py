@@ -47,7 +47,8 @@ HOST_PER_RANK = {
     "NCCL_NET_PLUGIN": "none",
 }
 """Set before :data:`ALLOWED_SINCE`, when each rank pretends to be a host of its own."""
-ONE_MACHINE = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+LOOPBACK = "lo"
+ONE_MACHINE = {"NCCL_SOCKET_IFNAME": LOOPBACK, "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
 """Set if all ranks are on one machine: they communicate through its loopback interface."""
 
 REFUSALS = (
@@ -261,6 +262,9 @@ def _why_no_interface(message: str) -> str | None:
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if not name or "Unable to find address for" not in message:
         return None
+    if name == LOOPBACK:  # our launcher names it by default
+        advice = f"'ip link set {LOOPBACK} up' brings it up, or set GLOO_SOCKET_IFNAME to another one"
+        return f"the network interface {LOOPBACK} has no address here: {advice}"
     return f"GLOO_SOCKET_IFNAME={name[:80]} is no network interface with an address here: choose another, or unset it"
 
 

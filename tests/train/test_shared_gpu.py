@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -164,6 +165,15 @@ def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch
     expected = "gloo: GLOO_SOCKET_IFNAME=eth9 is no network interface with an address here: choose another, or unset it"
     cpu = process_group(RankInfo(), Seat(torch.device("cpu"), "gloo"), 1)
     with pytest.raises(WorkloadError, match=expected), cpu:
+        pass
+
+
+def test_a_loopback_interface_that_is_down_is_brought_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice was to unset a variable, which only our launcher had set."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(dist, "init_process_group", Mock(side_effect=RuntimeError("Unable to find address for: lo")))
+    cpu = process_group(RankInfo(), Seat(torch.device("cpu"), "gloo"), 1)
+    with pytest.raises(WorkloadError, match="lo has no address here: 'ip link set lo up' brings it up"), cpu:
         pass
 
 
