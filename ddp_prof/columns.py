@@ -129,7 +129,7 @@ class Hidden(Flag):
     NAMES = auto()
     """Kernels have no names."""
     GRAPHS = auto()
-    """CUDA graphs were recorded as a whole, without the kernels in them."""
+    """CUDA graphs were recorded as a whole, without the kernels in them, or kernels that compute take no time."""
     WAITS = auto()
     """A host that communicates may have waited meanwhile."""
     COMMUNICATION = auto()

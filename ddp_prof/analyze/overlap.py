@@ -56,6 +56,7 @@ from ddp_prof.analyze.why_unknown import (
     NOT_TIMED,
     NOTHING,
     has_no_usable_events,
+    hides_compute,
     hides_graphs,
     hides_work,
     loses_launches,
@@ -552,7 +553,7 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     if rank.hides_waits:
         # Whether the host computed or waited while it communicated is not known.
         return of_rank | Hidden.WAITS, of_steps | Hidden.WAITS
-    if hides_graphs(rank):
+    if hides_compute(rank):
         # What a graph computed, and whether it hid communication or copies, is not known. Where nothing communicates,
         # the figures of the rank need nothing of that.
         return Hidden.GRAPHS if comm_ns else Hidden.NOTHING, of_steps | Hidden.GRAPHS

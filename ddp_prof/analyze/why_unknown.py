@@ -38,6 +38,8 @@ ONLY_MPI = "only calls of MPI communicate in this trace, and what they move is n
 
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
 
+NO_COMPUTE_DURATIONS = "kernels that compute take no time in this trace, so what they hide is not known"
+
 COPIES_LOST = "copies carry out collectives in this trace, by the calls in their ranges, and no copy was recorded"
 
 NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST))
@@ -192,6 +194,8 @@ def why_unknown_work(rank: RankEvents) -> str | None:
         return NOTHING
     if hides_graphs(rank):
         return GRAPHS
+    if lacks_durations_of_compute(rank):
+        return NO_COMPUTE_DURATIONS
     if rank.mixes_clocks:
         return MIXED_CLOCKS
     if rank.hides_waits:
@@ -253,13 +257,25 @@ def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
 
 
 def hides_work(rank: RankEvents) -> bool:
-    """Return whether the rank has activities of unknown content: CUDA graphs recorded whole, or unnamed kernels."""
-    return bool(is_in(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
+    """Return whether the content or the durations of work are not known, or those of kernels without a name."""
+    return hides_compute(rank) or bool(np.any(rank.events.category == Category.UNKNOWN))
+
+
+def hides_compute(rank: RankEvents) -> bool:
+    """Return whether it is not known when the rank computed: graphs were recorded whole, or kernels take no time."""
+    return hides_graphs(rank) or lacks_durations_of_compute(rank)
 
 
 def hides_graphs(rank: RankEvents) -> bool:
     """Return whether the rank ran CUDA graphs that were recorded as a whole: what they computed is then not known."""
     return bool(np.any(rank.events.category == Category.OTHER))
+
+
+def lacks_durations_of_compute(rank: RankEvents) -> bool:
+    """Return whether most kernels by which the rank computes take no time: the profiler does not tell how long."""
+    events = rank.events
+    computes = rank.is_kernel & (events.category == Category.COMPUTE)
+    return bool(2 * np.sum(computes & (events.end_ns == events.start_ns)) > np.sum(computes))
 
 
 def loses_launches(rank: RankEvents) -> bool:

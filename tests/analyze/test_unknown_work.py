@@ -9,7 +9,14 @@ import pytest
 
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
-from ddp_prof.analyze.why_unknown import GRAPHS, NO_COMMUNICATION, NOTHING, ONLY_MPI, merge_reasons
+from ddp_prof.analyze.why_unknown import (
+    GRAPHS,
+    NO_COMMUNICATION,
+    NO_COMPUTE_DURATIONS,
+    NOTHING,
+    ONLY_MPI,
+    merge_reasons,
+)
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
@@ -49,6 +56,20 @@ def test_beside_a_graph_recorded_whole_nothing_is_said_to_be_exposed(tmp_path: P
 def test_what_a_graph_computes_is_not_said_to_be_the_rest_of_a_step(tmp_path: Path) -> None:
     document = json.loads(run_command("compare", with_a_graph(tmp_path)))
     assert (document["waterfall"]["budgets"], document["waterfall"]["unknown"]) == ([], ["graph"])
+
+
+def test_kernels_that_take_no_time_are_not_said_to_hide_nothing(tmp_path: Path) -> None:
+    """The profiler lost the ends of all that computes, in each step alike: it was 0 % hidden, and 'idle'."""
+    truth = known_truth()
+    for kernel in truth.kernels:
+        kernel.end = kernel.end if "nccl" in kernel.name.lower() else kernel.start
+    path = write_capture(tmp_path / "timeless.sqlite", truth)
+    (rank,) = json.loads(run_command("overlap", path))["ranks"]
+    assert (rank["reason"], rank["overlapped_ns"], rank["exposed_ns"]) == (NO_COMPUTE_DURATIONS, None, None)
+    assert rank["comm_ns"] > 0
+    assert {(step["exposed_ns"], step["idle_ns"], step["length"]["idle_ns"]) for step in rank["steps"]} == {(None,) * 3}
+    assert NO_COMPUTE_DURATIONS in headline(path)
+    assert run("check", "--max-exposed-ms", "1000", path).exit_code == 3
 
 
 def test_collectives_within_a_graph_are_not_said_to_be_absent(tmp_path: Path) -> None:

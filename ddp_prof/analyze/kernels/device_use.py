@@ -32,11 +32,10 @@ from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.why_unknown import (
-    GRAPHS,
     NO_DURATIONS,
     NOT_TIMED,
     has_no_usable_events,
-    hides_graphs,
+    hides_compute,
     hides_work,
     why_unknown,
     why_unknown_work,
@@ -122,7 +121,7 @@ def _why_idle_unknown(rank: RankEvents) -> str | None:
     if rank.lacks_copies:
         return NO_COPIES
     if hides_work(rank):
-        return GRAPHS if hides_graphs(rank) else "some kernels have no name, so what ran is not known"
+        return why_unknown_work(rank) or "some kernels have no name, so what ran is not known"
     if rank.device is not None and len(rank.events) == 1:
         return "a single kernel or copy was recorded, and nothing lies between the first and the last"
     return None
@@ -224,7 +223,7 @@ class DeviceUse(FrameResult):
 def measure_rank_use(rank: RankEvents) -> RankUse:
     """Return how the device of a rank spent its time."""
     communicates = rank.union_of(Category.COMMUNICATION).length_ns > 0
-    is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_graphs(rank) and communicates)
+    is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_compute(rank) and communicates)
     is_unknown |= why_unknown(rank) == NO_DURATIONS
     hidden = () if is_unknown else measure_hidden(rank)
     return RankUse(
