@@ -221,7 +221,7 @@ def changes_reading(note: str) -> bool:
 
 
 _RECORDED_WRONGLY = (
-    "profiler lost|process did is in no figure|have no activity|no launch was recorded|recorded only in part|"
+    "profiler lost|process did is in no figure|ha(ve|s) no activity|no launch was recorded|recorded only in part|"
     "no operator was recorded|collectives were recorded in|running on beside the next one|"
     "clocks of host and device disagree|impossible end|may have run beside|still open when the recording|"
     "duplicate (collective|event|activit)|have no start|takes no time, which|no time was recorded|"

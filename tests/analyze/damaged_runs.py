@@ -51,6 +51,7 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         # Reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(recording, rule, lambda *_: False)
+        patch.setattr(recording, "_count_silent_ranges", lambda _, __, steps: (np.zeros(len(steps), np.int64),) * 2)
         patch.setattr(recording, "_count_lost_copies", lambda _, __, steps: np.zeros(len(steps), np.int64))
         for rule in ("_hold_no_operator", "_lack_collectives"):
             patch.setattr(counted_steps, rule, lambda rank: np.zeros(len(rank.steps), np.bool_))

@@ -19,7 +19,8 @@ its launches seems to be lost: it launches nothing in a phase in which all other
 without launches and has fewer than any other, or it has fewer than any other and work whose number lies between those
 of its calls and is that of none, or it is the first or the last one and launches much less than the others, which
 launch the same, or it lacks some of what most steps launch, where the numbers of its calls jump as far as over it in
-those steps; or if it has fewer nodes of CUDA graphs than most steps that launch as much.
+those steps; or if it has fewer nodes of CUDA graphs than most steps that launch as much; or if nothing that
+communicates was launched in a range of a collective, although it is in most ranges of that name.
 
 *One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
 times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
@@ -34,7 +35,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, is_among, parts_of, rows_of, take_or_unknown
+from ddp_prof.communication import NCCL_RANGE
+from ddp_prof.range_names import COLLECTIVES, parse_ranges
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    distinct,
+    is_among,
+    is_in,
+    parts_of,
+    rows_of,
+    take_or_unknown,
+)
 from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind, Trace
 
 HANDFUL = 3
@@ -56,7 +70,7 @@ In sound captures, a wait may seem to return up to 8 us before that end.
 """
 
 MOST_ALWAYS_LOST = 0.01
-"""Some launches may make no activity in any step: up to this fraction, the loss of the best step counts as none.
+"""Some launches may make no activity in any step: up to this fraction, what most steps lack counts as no loss.
 
 A step is then incomplete only if it lacks more activities than the step that lacks the fewest.
 """
@@ -75,6 +89,9 @@ MICROSECOND_NS = 1000
 
 MOST_NAMED = 8
 """Largest number of steps whose numbers a note lists."""
+
+GROUP_END = "ncclGroupEnd"
+"""NCCL's call that launches the collectives of a group."""
 
 CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
 
@@ -95,6 +112,8 @@ class Recording:
             or most kernels of its name take some.
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
         is_partial: For each step, whether the calls of a part of it seem to be lost, too.
+        step_ranges: Number of ranges of collectives in each step.
+        step_silent_ranges: Number of these in which a collective seems to be lost; see :func:`_count_silent_ranges`.
         launched: Number of activities whose launch is known.
         early: Number of these activities that begin before their launch.
         waits: Number of waits of the host for known work.
@@ -111,6 +130,8 @@ class Recording:
     is_timeless: Mask
     is_silent: Mask
     is_partial: Mask
+    step_ranges: Ints
+    step_silent_ranges: Ints
     launched: int
     early: int
     waits: int
@@ -140,14 +161,17 @@ class Recording:
     @property
     def is_incomplete(self) -> Mask:
         """For each step, whether it was not recorded completely."""
-        # `best`: the number of launches without activity in the best step, if they are so few that they may be normal.
-        lost, best = self.step_lost, 0
-        known = np.flatnonzero(self.step_launches)
-        if len(known):
-            least = known[lost[known].argmin()]
-            best = int(lost[least]) if lost[least] <= MOST_ALWAYS_LOST * self.step_launches[least] else 0
-        found: Mask = (lost > best) | self._has_other_damage | self.are_most_overlong
+        found: Mask = (self.step_lost > self.always_lost) | self._has_other_damage | self.are_most_overlong
         return found
+
+    @property
+    def always_lost(self) -> int:
+        """Number of launches without an activity that is normal: the least of all steps, if few and in most of them."""
+        lost, launches = (column[self.step_launches > 0] for column in (self.step_lost, self.step_launches))
+        if not len(lost):
+            return 0
+        best, of = int(lost.min()), int(launches[lost.argmin()])
+        return best if best <= MOST_ALWAYS_LOST * of and 2 * (lost == best).sum() > len(lost) else 0
 
     @property
     def _has_other_damage(self) -> Mask:
@@ -166,19 +190,24 @@ class Recording:
     def notes(self, names: list[str]) -> tuple[str, ...]:
         """Return a line for each kind of damage; ``names`` are the names of the steps."""
         notes, is_incomplete = [], self.is_incomplete
-        is_lost = is_incomplete & ~self._has_other_damage & (self.step_lost > 0)
+        is_lost = (self.step_lost > self.always_lost) & (self.lacks_copies | ~self._has_other_damage)
+        why = " with their number" if self.are_unnumbered else ", which the profiler lost"
         if is_lost.any():
             launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
-            why = "with their number" if self.are_unnumbered else "which the profiler lost"
             notes.append(
                 f"{name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
-                f"{'it' if is_lost.sum() == 1 else 'them'} have no activity{'' if self.are_unnumbered else ','} {why}"
+                f"{'it' if is_lost.sum() == 1 else 'them'} have no activity{why}"
             )
+        counts = ~is_incomplete & (self.step_launches > 0)
+        if (always := self.always_lost) and counts.any():
+            do, each = ("counts", "it") if counts.sum() == 1 else ("count", "each of them")
+            lack = "1 launch has" if always == 1 else f"{always:,} launches have"
+            notes.append(f"{name_steps(names, counts)} {do}, although {lack} no activity in {each}")
         if self.lacks_copies.any():
             which, of_them = name_steps(names, self.lacks_copies), self.step_lost_copies[self.lacks_copies]
             count = int(of_them.sum())
             calls = "a call that copies has" if count == 1 else f"{count:,} calls that copy have"
-            notes.append(f"{which} left out: {calls} no activity there, which the profiler lost")
+            notes.append(f"{which} left out: {calls} no activity there{why}")
         if self.is_overlong.any():
             which = "it" if self.is_overlong.sum() == 1 else "them"
             notes.append(
@@ -196,7 +225,16 @@ class Recording:
         if self.is_silent.any():
             which = "it" if self.is_silent.sum() == 1 else "them"
             notes.append(f"{name_steps(names, self.is_silent)} left out: no launch was recorded in {which}")
-        if (is_partial := self.is_partial & ~self.is_overlong & ~self.is_silent).any():
+        is_partial = self.is_partial & ~self.is_overlong & ~self.is_silent
+        lacks_collectives = is_partial & (self.step_silent_ranges > 0)
+        if lacks_collectives.any():
+            ranges, silent = (int(of[lacks_collectives].sum()) for of in (self.step_ranges, self.step_silent_ranges))
+            which, it = name_steps(names, lacks_collectives), "it" if lacks_collectives.sum() == 1 else "them"
+            notes.append(
+                f"{which} left out: collectives in {it} seem to be recorded only in part: in {silent:,} of {ranges:,} "
+                "ranges of collectives nothing was launched that is known to communicate"
+            )
+        if (is_partial := is_partial & ~lacks_collectives).any():
             whose = "its" if is_partial.sum() == 1 else "their"
             notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
         if self.clocks_disagree:
@@ -249,6 +287,8 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_partial |= _are_cut_off(step_launches, step_collectives, step_ends)
     is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
+    step_ranges, step_silent_ranges = _count_silent_ranges(trace, process, steps)
+    is_partial |= step_silent_ranges > 0
     step_lost = _count(of_lost, len(steps))
     is_partial |= _lack_launches(trace, process, steps, step_launches, step_lost)
     if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
@@ -266,6 +306,8 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         is_timeless=is_timeless,
         is_silent=is_silent,
         is_partial=is_partial,
+        step_ranges=step_ranges,
+        step_silent_ranges=step_silent_ranges,
         launched=launched,
         early=early,
         waits=waits,
@@ -529,6 +571,52 @@ def _count_nodes(trace: Trace, process: int, steps: Steps) -> Ints:
     nodes = np.bincount(call, minlength=len(trace.calls))
     call = call[nodes[call] > 1]
     return _count(steps.index_at(trace.calls.start_ns[call]), len(steps))
+
+
+def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints, Ints]:
+    """Return how many ranges of collectives each step has, and in how many of them a collective seems to be lost.
+
+    Nothing that communicates was launched in these, although it was in most ranges of that name, or in all of them in
+    some steps, and in none in others::
+
+        step          |0..................||1..................|
+        all_reduce     [C]  [C]  [C]        [C]  [ ]  [C]         one is lost in step 1
+        send           [ ] [ ]              [ ] [ ]               a group is launched at its end
+
+    None is lost if each step with ranges of that name has as many that launch nothing: the program does so.
+    """
+    spans = trace.spans
+    name_of = {index: one.name for index, one in parse_ranges(trace.names, *COLLECTIVES).items()}
+    named = ((index, name) for index, name in enumerate(trace.names) if name == GROUP_END or NCCL_RANGE.match(name))
+    name_of |= dict(named)
+    mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, list(name_of))
+    rows = np.flatnonzero(mine)
+    rows = rows[steps.index_at(spans.start_ns[rows]) != UNKNOWN]
+    silent = np.zeros(len(steps), np.int64)
+    of_step = steps.index_at(spans.start_ns[rows])
+    ranges = _count(of_step, len(steps))
+    if not len(rows):
+        return ranges, silent
+    activities = trace.activities
+    communicates = (activities.process == process) & (activities.category == Category.COMMUNICATION)
+    calls = np.unique(trace.launching_calls[communicates & (trace.launching_calls != UNKNOWN)])
+    call_ns, caller = trace.calls.start_ns[calls], trace.calls.lane[calls]
+    launched = np.zeros(len(rows), np.bool_)
+    for thread in distinct(spans.lane[rows]):
+        own = np.flatnonzero(spans.lane[rows] == thread)
+        at_ns = np.sort(call_ns[caller == thread])
+        begun, ended = (np.searchsorted(at_ns, of[rows[own]]) for of in (spans.start_ns, spans.end_ns))
+        launched[own] = ended > begun
+    names = np.array([name_of[name_id] for name_id in spans.name_id[rows].tolist()])
+    for name in sorted(set(names.tolist())):
+        own = names == name
+        of_name, without = (_count(of_step[which], len(steps)) for which in (own, own & ~launched))
+        in_each, of_each = without[of_name > 0], of_name[of_name > 0]
+        is_all_or_none = np.all((in_each == 0) | (in_each == of_each))
+        is_usual = in_each.min() == in_each.max()
+        if (is_all_or_none or 2 * in_each.sum() < of_each.sum()) and not is_usual and np.any(in_each < of_each):
+            silent += without
+    return ranges, silent
 
 
 def _launches_of_collectives(trace: Trace, process: int) -> Ints:

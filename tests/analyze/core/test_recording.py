@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
-from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.core.recording import CLOCKS, Recording
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
@@ -38,6 +38,43 @@ def test_a_step_of_which_a_launch_has_no_activity_does_not_count() -> None:
         streams={7: ".aa.....bb......cc......", 9: "..NN..............OO...."},
     )
     assert steps_of(launching(trace)) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("lost", "counted", "note"),
+    [
+        ([0, 0, 2, 0], [0, 1, 3], "step 2 left out: 2 of 400 launches in it have no activity"),
+        ([1, 1, 1, 1], [0, 1, 2, 3], "count, although 1 launch has no activity in each of them"),  # never has one
+        ([1, 1, 2, 1], [0, 1, 3], "count, although 1 launch has no activity in each of them"),
+        ([5, 3, 2, 9], [], "19 of 1,600 launches in them have no activity"),  # it was the best one, and counted
+        ([9, 9, 9, 9], [], "36 of 1,600 launches in them have no activity"),
+    ],
+)
+def test_the_step_that_lost_least_counts_if_most_lack_as_much(lost: list[int], counted: list[int], note: str) -> None:
+    recording = recorded_with(step_lost=lost)
+    assert np.flatnonzero(~recording.is_incomplete).tolist() == counted
+    assert note in "; ".join(recording.notes([f"step {number}" for number in range(4)]))
+
+
+def recorded_with(*, step_lost: list[int], step_lost_copies: tuple[int, ...] = (0,) * 4, **others: bool) -> Recording:
+    """Four steps that launch as much, and lack these activities."""
+    (rank,) = find_rank_events(launching(draw_trace(launches={"main": "a"}, streams={7: "a"})))
+    nothing = dict.fromkeys(("is_overlong", "is_timeless", "is_silent", "is_partial"), np.zeros(4, np.bool_))
+    lost = {"step_lost": column(step_lost), "step_lost_copies": column(step_lost_copies)}
+    lost |= dict.fromkeys(("step_ranges", "step_silent_ranges"), column([0] * 4))
+    return replace(rank.recording, step_launches=column([400] * 4), **lost, **nothing, **others)
+
+
+@pytest.mark.parametrize(
+    ("are_unnumbered", "why"), [(False, ", which the profiler lost"), (True, " with their number")]
+)
+def test_of_a_step_that_lost_kernels_and_copies_both_are_named(are_unnumbered: bool, why: str) -> None:
+    """Only the copies were, and copies without numbers were said to be lost."""
+    recording = recorded_with(step_lost=[0, 9, 0, 0], step_lost_copies=(0, 2, 1, 0), are_unnumbered=are_unnumbered)
+    assert recording.notes([f"step {number}" for number in range(4)]) == (
+        f"step 1 left out: 9 of 400 launches in it have no activity{why}",
+        f"steps 1, 2 (2 of 4) left out: 3 calls that copy have no activity there{why}",
+    )
 
 
 def test_a_step_that_launches_less_counts() -> None:
@@ -309,6 +346,35 @@ class TestStepsThatLostTheirCallsToo:
         )
         of_places = replace(trace.activities, name_id=trace.activities.start_ns % 8)
         assert steps_of(launching(replace(trace, activities=of_places))) == counted
+
+    @pytest.mark.parametrize(
+        ("ranges", "launches", "counted"),
+        [
+            ("..##.##..." * 3, "a.N..O....b.M..L....c.P..Q....", [0, 1, 2]),
+            ("..##.##..." * 3, "a.N..O....b.M.......c.P..Q....", [0, 2]),
+            ("..##.##..." * 3, "a.N..O....b.M..l....c.P..Q....", [0, 2]),  # its name is not known
+            ("..##.##..." * 3, "a.N..O....b.........c.........", [0]),  # of most steps
+            ("..##.##..." * 3, "a.N.......b.M..L....c.P.......", [1]),
+            ("..##.##..." * 3, "a.N.......b.M.......c.P.......", [0, 1, 2]),  # one of them launches nothing
+            ("..##.##............." + "..##.##...", "a.N..O....b.........c.P..Q....", [0, 1, 2]),  # a micro-batch
+            ("..##.##..." * 3, "a.........b.........c.........", [0, 1, 2]),  # as on a CPU
+        ],
+    )
+    @pytest.mark.parametrize("name", ["nccl:all_reduce", "ncclGroupEnd", "all_reduce|bucket=0|bytes=8|params=1"])
+    def test_nor_one_in_whose_ranges_of_collectives_nothing_communicates(
+        self, name: str, ranges: str, launches: str, counted: list[int]
+    ) -> None:
+        """Their calls were lost with their work: it was said to do without communication."""
+        steps = {f"step {number}": "." * 10 * number + "#" * 10 for number in range(3)}
+        trace = draw_trace(ranges=[*steps.items(), (name, ranges)], launches={"main": launches}, streams={7: launches})
+        assert steps_of(launching(trace)) == counted
+        if len(counted) == 2:
+            (rank,) = find_rank_events(launching(trace))
+            (note,) = rank.step_notes
+            assert note == (
+                "step 1 left out: collectives in it seem to be recorded only in part: in 1 of 2 ranges of collectives "
+                "nothing was launched that is known to communicate"
+            )
 
     def test_steps_of_which_work_alone_was_lost_are_not_what_others_are_compared_with(self) -> None:
         trace = draw_trace(
