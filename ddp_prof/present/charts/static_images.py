@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import sysconfig
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -58,10 +59,15 @@ class PictureError(DdpProfError):
 
 
 def find_browser() -> Path | None:
-    """Return the Chromium to draw with: ``$BROWSER_PATH``, or else a browser on ``PATH``; ``None`` if there is none."""
+    """Return the Chromium to draw with: ``$BROWSER_PATH``, or else a browser on ``PATH`` or beside Python.
+
+    ``None`` if there is none.
+    """
     if (chosen := os.environ.get("BROWSER_PATH")) is not None:
         return Path(chosen) if os.access(chosen, os.X_OK) else None
-    found = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    # The set-up puts one there that it has fetched, and programs of an environment that is not active are not on PATH.
+    folders = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
+    found = next((path for name in _BROWSERS if (path := shutil.which(name, path=folders))), None)
     return Path(found) if found else None
 
 

@@ -123,6 +123,7 @@ def test_what_plotly_refuses_is_one_clear_error(tmp_path: Path) -> None:
 def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(static_images.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(PictureError, match="apt-get install chromium") as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)
@@ -144,6 +145,17 @@ def test_browser_path_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "chosen").touch(mode=0o755)
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "chosen"))
     assert find_browser() == tmp_path / "chosen"
+
+
+def test_a_browser_beside_python_is_found_though_it_is_not_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The set-up puts one into the environment; people start programs of it by their path."""
+    monkeypatch.delenv("BROWSER_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(static_images.sysconfig, "get_path", lambda _: str(tmp_path))
+    (tmp_path / "chromium-headless-shell").touch(mode=0o755)
+    assert find_browser() == tmp_path / "chromium-headless-shell"
 
 
 @pytest.mark.slow
