@@ -11,7 +11,8 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-package="@sparticuz/chromium@153.0.0" # the version whose parts unpack knows
+# Of these versions unpack and write_fonts know the files. The second one has the letters and signs that the browser's lacks.
+packages=(@sparticuz/chromium@153.0.0 dejavu-fonts-ttf@2.37.3)
 
 fail() {
   echo "error: $*" >&2
@@ -51,10 +52,16 @@ EOF
 }
 
 write_fonts() {
+  mv node_modules/dejavu-fonts-ttf/ttf/DejaVuSans{,-Bold,Mono}.ttf "$1/fonts"
   cat >"$1/fonts.conf" <<EOF
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir prefix="relative">fonts</dir><cachedir prefix="xdg">fontconfig</cachedir></fontconfig>
+<fontconfig>
+  <dir prefix="relative">fonts</dir>
+  <cachedir prefix="xdg">fontconfig</cachedir>
+  <alias><family>sans-serif</family><prefer><family>Open Sans</family></prefer></alias>
+  <alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
+</fontconfig>
 EOF
 }
 
@@ -68,7 +75,8 @@ main() {
   find_node "$venv" "$work"
   mkdir "$work/package" "$work/chromium"
   cd "$work/package"
-  "$node" "$npm" install --ignore-scripts --no-audit --no-fund --no-save "$package"
+  echo '{}' >package.json # without one npm takes the project of a folder above
+  "$node" "$npm" install --ignore-scripts --no-audit --no-fund --no-save "${packages[@]}"
   unpack "$work/chromium"
   chmod -R a+rX "$work/chromium" # the program is its owner's otherwise
   write_fonts "$work/chromium"
