@@ -30,6 +30,7 @@ GROUND = {
     "atomic_file",
     "bounded_file",
     "file_kinds",
+    "notes",
 }
 SOLE_USERS = {
     "torch": {"annotate", "ddp", "train"},
@@ -52,7 +53,6 @@ SOLE_USERS = {
 # Functions of the analysis that a file of the presentation calls.
 KNOWN_CALLS = {
     "present.timeline.lanes": {"union_of_one"},  # the algebra of intervals, which measures nothing
-    "present.tables.summary": {"changes_reading"},  # which notes are doubts stands beside their texts
 }
 
 Edges = dict[str, set[str]]

@@ -76,6 +76,7 @@ from ddp_prof.columns import (
     result_columns,
 )
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
+from ddp_prof.notes import Doubt, prefixed
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 LEAST_IN_STEPS = 0.95
@@ -417,17 +418,17 @@ class TraceOverlap(FrameResult):
     @property
     def step_notes(self) -> tuple[str, ...]:
         """Lines on ranks without steps, communication outside of steps, and how the lengths of steps are measured."""
-        found = []
+        found: list[str] = []
         whole_ns = sum(rank.comm_ns or 0 for rank in self.ranks if rank.communicating_steps)
         outside_ns = sum(rank.outside_of_steps_ns for rank in self.ranks)
         if outside_ns > (1 - LEAST_IN_STEPS) * whole_ns:
-            found.append(
-                f"{percent(outside_ns / whole_ns)} of communication belongs to no step: figures per step leave it out"
-            )
+            share = percent(outside_ns / whole_ns)
+            found.append(Doubt(f"{share} of communication belongs to no step: figures per step leave it out"))
         for is_about, text in _NOTES_ABOUT_RANKS if any(rank.marked_steps for rank in self.ranks) else ():
             if about := [rank for rank in self.ranks if is_about(rank)]:
                 names = "" if len(about) == len(self.ranks) else f"{', '.join(rank.name for rank in about)}: "
-                found.append(names + text.format(outside=percent(_share_outside_of_ranges(about))))
+                said = type(text)(text.format(outside=percent(_share_outside_of_ranges(about))))
+                found.append(prefixed(names, said))
         return tuple(found)
 
     def to_frame(self, *, by_step: bool = False) -> DataFrame:
@@ -453,11 +454,11 @@ class TraceOverlap(FrameResult):
 _NOTES_ABOUT_RANKS: tuple[tuple[Callable[[RankOverlap], object], str], ...] = (
     (
         lambda rank: rank.collectives and rank.clock is None,
-        "no whole step is marked, so figures per step are those of other ranks (see --step-range)",
+        Doubt("no whole step is marked, so figures per step are those of other ranks (see --step-range)"),
     ),
     (
         lambda rank: rank.lacks_work and rank.clock == HOST,
-        (
+        Doubt(
             "{outside} of the device work that steps launched ran outside of their ranges on the host: the length "
             "of a step is that of its range, and its parts are what ran in it"
         ),
@@ -471,7 +472,7 @@ _NOTES_ABOUT_RANKS: tuple[tuple[Callable[[RankOverlap], object], str], ...] = (
     ),
     (
         lambda rank: rank.clocks_disagree and rank.lengths_ns,
-        (
+        Doubt(
             "as the clocks of host and device disagree, a step lasts from its first device work to the next step's, "
             "and how long the last one took is not known"
         ),

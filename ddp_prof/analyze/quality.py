@@ -17,6 +17,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.why_unknown import WAITED_FOR, count_messages, named_collectives
 from ddp_prof.columns import milliseconds, percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
+from ddp_prof.notes import Doubt, prefixed
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
 
@@ -73,8 +74,11 @@ def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
     )
 
 
-OVERHEAD_LIMIT = 0.01
-"""The profiler's own work is reported if it takes a larger fraction of the measured time."""
+OVERHEAD_LIMIT, MUCH_OVERHEAD = 0.01, 0.1
+"""The profiler's own work is reported if it takes a larger fraction of the measured time than the first one.
+
+From the second one on, it changes how figures are to be read.
+"""
 
 MOST_LOST_LAUNCHES = 0.01
 """Launches without an activity are reported if they are a larger fraction of a process's launches.
@@ -166,12 +170,14 @@ class Diagnostics:
         caveats = self.all_caveats
         sharing = {} if Caveat.SHARED_GPU in caveats else _find_sharing(self.windows)
         return (
-            *(caveat.value for caveat in caveats),
+            *(Doubt(caveat.value) if caveat is Caveat.SHARED_GPU else caveat.value for caveat in caveats),
             *self.about_trace,
             *(
-                f"processes {', '.join(map(str, sorted(processes)))} use a device {device} at one time: unless each "
-                "sees another GPU by that number (CUDA_VISIBLE_DEVICES), they share one, and bandwidth and overlap are "
-                "not representative"
+                Doubt(
+                    f"processes {', '.join(map(str, sorted(processes)))} use a device {device} at one time: unless "
+                    "each sees another GPU by that number (CUDA_VISIBLE_DEVICES), they share one, and bandwidth and "
+                    "overlap are not representative"
+                )
                 for (_, device), processes in sharing.items()
             ),
             *_warn_about_launches(self),
@@ -206,37 +212,9 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
             first, *others = files[warning]
             name = f"{first} and {len(others)} more" if others else first
             rest = f" ({left_out} more like it, with other numbers)" if left_out else ""
-            lines.append(warning if len(others) + 1 == len(by_file) else f"{name}: {warning}{rest}")
+            is_of_all = len(others) + 1 == len(by_file)
+            lines.append(warning if is_of_all else prefixed(f"{name}: ", type(warning)(f"{warning}{rest}")))
     return tuple(lines)
-
-
-def changes_reading(note: str) -> bool:
-    """Return whether a note changes how figures are to be read.
-
-    It does if it says that something was recorded wrongly, that figures are uncertain, or that they stand only for some
-    of the steps or ranks. It does not if it says what a program did, or what was chosen or inferred. Notes are
-    recognized by the texts of this package, as some notes come from files and other processes.
-    """
-    return _CHANGES_READING.search(note) is not None
-
-
-_RECORDED_WRONGLY = (
-    "profiler lost|process did is in no figure|ha(ve|s) no activity|no launch was recorded|recorded only in part|"
-    "no operator was recorded|collectives were recorded in|running on beside the next one|"
-    "clocks of host and device disagree|impossible end|may have run beside|still open when the recording|"
-    "duplicate (collective|event|activit)|have no start|takes no time, which|no time was recorded|"
-    "ending after later ones|no end, or one before|is taken for a rank|itself reports|figures per step leave it out|"
-    "disagree on the number of ranks|are not in this trace|the profiler may have lost them"
-)
-_UNCERTAIN = (  # by a tenth of the time or more
-    r"at work in \d\d.*times are uncertain|looks like a collective's|not representative|"
-    "parts of a step are what ran within"
-)
-_OF_A_PART = (
-    r"read as runs of their own|ranks differ: |steps differ: |of \d+ steps takes? \d|no overlap figure: |"
-    "figures per step are those of other ranks|gloo on the host is in no figure|no process is recorded|^left out: "
-)
-_CHANGES_READING = re.compile(f"{_RECORDED_WRONGLY}|{_UNCERTAIN}|{_OF_A_PART}")
 
 
 def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
@@ -244,7 +222,7 @@ def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
     known = sorted({size for size in sizes if size})
     numbers = ", ".join(map(str, known))
     warning = f"the traces disagree on the number of ranks in the job ({numbers}): they may be of different jobs"
-    return (warning,) if len(known) > 1 else ()
+    return (Doubt(warning),) if len(known) > 1 else ()
 
 
 def warn_silent_steps(counts: Mapping[str, Mapping[int, int]]) -> Iterator[str]:
@@ -261,7 +239,7 @@ def warn_silent_steps(counts: Mapping[str, Mapping[int, int]]) -> Iterator[str]:
         silent = [key for key, number in own.items() if not number and 0 < communicating[key] == len(counts) - 1]
         if 0 < 2 * len(silent) < len(own):
             steps = name_steps([f"step {key}" for key in own], np.isin([*own], silent))
-            yield (
+            yield Doubt(
                 f"{name}: no collective was recorded in {steps}, in which all other ranks have some: the profiler may "
                 "have lost them"
             )
@@ -386,7 +364,7 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
         for note in dict.fromkeys(note for rank in ranks if rank.process == process for note in rank.step_notes):
             about.setdefault(note, []).append(name)
     for note, names in about.items():
-        yield note if len(names) == len(processes) else f"{', '.join(names)}: {note}"
+        yield note if len(names) == len(processes) else prefixed(f"{', '.join(names)}: ", note)
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
     if any(rank.backward == "inferred" for rank in ranks):
@@ -433,7 +411,7 @@ def _warn_about_gloo(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]
         idle_ns = (during - union(own.start_ns, own.end_ns)).length_ns
         called = ", ".join(f"'{trace.names[name_id]}'" for name_id in distinct(spans.name_id[rows])[:_NAMED_OF_GLOO])
         count = f"{len(rows):,} events such as {called} last" if len(rows) > 1 else f"{called} lasts"
-        yield (
+        yield Doubt(
             f"gloo on the host is in no figure, as devices communicate, too: {count} {milliseconds(during.length_ns)} "
             f"in all, for {milliseconds(idle_ns)} of which no device of the process worked"
         )
@@ -443,7 +421,7 @@ def _warn_about_silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> I
     """Yield a line for each process that trains by its ranges, and of which neither a launch nor work was recorded."""
     for process, named in _silent_processes(trace, ranks):
         what = f"calls collectives, by ranges such as '{named[0]}'" if named else "has ranges of steps"
-        yield (
+        yield Doubt(
             f"process {process} {what}, but neither its launches nor its work on a device were recorded: what this "
             "process did is in no figure"
         )
@@ -467,23 +445,23 @@ def _silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[tup
 def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
     """Yield a line for each reason why activities are missing, or cannot be assigned to steps and phases."""
     if counted.graphs:
-        yield (
+        yield Doubt(
             f"CUDA graphs were recorded whole, {counted.graphs} launches: the kernels in them, collectives included, "
             "are not in this trace; record with --cuda-graph-trace=node"
         )
     if counted.calls and not counted.activities:
-        yield (
+        yield Doubt(
             f"{counted.calls:,} API calls of a device are in this trace, but no kernels or copies: if the calls "
             "launched any, the profiler lost them, and its messages may tell why"
         )
     for process, launches in sorted(counted.launches.items()) if counted.activities else ():
         if (lost := counted.lost[process]) == launches > 0:
-            yield (
+            yield Doubt(
                 f"process {process} launched {launches:,} kernels or graphs, and none of them was recorded: the "
                 "profiler lost them, and what this process did is in no figure"
             )
         elif lost > MOST_LOST_LAUNCHES * launches:
-            yield (
+            yield Doubt(
                 f"{lost:,} of {launches:,} launches of process {process} lie in no step and have no activity, which "
                 "the profiler lost: figures are of what was recorded"
             )
@@ -514,7 +492,7 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
         )
     if counted.repeated:
         plural = "s" if counted.repeated > 1 else ""
-        yield f"{counted.repeated:,} duplicate collective{plural}: counted twice, timed once"
+        yield Doubt(f"{counted.repeated:,} duplicate collective{plural}: counted twice, timed once")
 
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
@@ -524,8 +502,8 @@ def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[
         measured |= union(rank.steps.start_ns, rank.steps.end_ns)
     share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
     if share > OVERHEAD_LIMIT:
-        shown = percent(share)
-        yield f"the profiler itself was at work in {shown} of the measured time: times are uncertain by as much"
+        shown, kind = percent(share), Doubt if share >= MUCH_OVERHEAD else str
+        yield kind(f"the profiler itself was at work in {shown} of the measured time: times are uncertain by as much")
 
 
 def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:
@@ -540,7 +518,7 @@ def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:
             )
     for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):
         if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name) and not _FUSED.match(name):
-            yield (
+            yield Doubt(
                 f"'{name[:80]}' counts as compute, but its name looks like a collective's: if it is one, say so with "
                 "--comm-pattern"
             )

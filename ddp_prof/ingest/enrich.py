@@ -15,6 +15,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.growing_column import in_parts
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.manifest import MOST_RANKS
+from ddp_prof.notes import Doubt
 from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.table import (
     UNKNOWN,
@@ -64,13 +65,13 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
         if missing == len(rows) > 0:
             raise TraceError(path, f"none of its {missing:,} {table} has a start", "export or record it again")
         if missing:
-            yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
+            yield Doubt(f"{missing:,} of {len(rows):,} {table} have no start and are left out")
 
 
 def warn_missing_ends(without: int) -> Iterator[str]:
     """Yield a warning if there are activities without a valid end; ``without`` is their number."""
     if without:
-        yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
+        yield Doubt(f"activities that have no end, or one before they start: {without:,}; they count as taking no time")
 
 
 def warn_repeated(repeated: int, collectives: int) -> Iterator[str]:
@@ -80,7 +81,8 @@ def warn_repeated(repeated: int, collectives: int) -> Iterator[str]:
     """
     if repeated:
         of_these = f", with {collectives:,} duplicate collective{'' if collectives == 1 else 's'}"
-        yield f"duplicate events left out: {repeated:,}{of_these if collectives else ''}; the file holds them twice"
+        counted = f"{repeated:,}{of_these if collectives else ''}"
+        yield Doubt(f"duplicate events left out: {counted}; the file holds them twice")
 
 
 # Messages of a profiler about lost events; messages about samples of the CPU, which do not matter; most that are shown.
@@ -100,7 +102,7 @@ def report_losses(profiler: str, texts: Iterable[str]) -> Iterator[str]:
     """
     told = (" ".join(text.split()) for text in texts if _LOSS.search(text) and not _OF_THE_PROCESSOR.search(text))
     for text in tuple(dict.fromkeys(told))[:_MOST_LOSSES]:
-        yield f"{profiler} itself reports: '{text[:200]}'"
+        yield Doubt(f"{profiler} itself reports: '{text[:200]}'")
 
 
 def doubt_ranks(trace: Trace) -> Trace:
@@ -423,7 +425,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
         trace,
         activities=replace(activities, end_ns=cut_ns),
         overlong=np.unique(np.concatenate([*found, order[beside], outliving])),
-        warnings=(*trace.warnings, *warnings),
+        warnings=(*trace.warnings, *map(Doubt, warnings)),
     )
 
 
@@ -522,7 +524,7 @@ def _warn_of_doubles(trace: Trace, order: Ints, lane: Ints) -> Trace:
         f"duplicate activities under other correlation numbers: {doubles:,} of {len(activities):,}; they are counted "
         "twice, also in sums of durations"
     )
-    return replace(trace, warnings=(*trace.warnings, warning))
+    return replace(trace, warnings=(*trace.warnings, Doubt(warning)))
 
 
 def name_ranks(trace: Trace) -> Trace:

@@ -50,6 +50,7 @@ from ddp_prof.ingest.kineto_processes import Processes, number_processes
 from ddp_prof.ingest.kineto_stream import read_events
 from ddp_prof.ingest.names import NameTable, kernel_categories, ordering_kind
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
+from ddp_prof.notes import Doubt
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, distinct_rows, empty, fill, select
 from ddp_prof.trace import (
@@ -295,7 +296,7 @@ def _warnings(path: Path, header: Header, read: _Read) -> Iterator[str]:
         merged = f"{launching} processes launched the work in this file, and each is taken for a rank"
         if launching < 2:
             merged = f"{every} processes are in this file, and only the one that launched its work is taken for a rank"
-        yield f"{merged}: the rank of each is not known; give the file of each rank"
+        yield Doubt(f"{merged}: the rank of each is not known; give the file of each rank")
     has_start = {}
     for table, categories in {"activities": OF_DEVICE, "ranges": (RANGE,), "calls": columns.calls()}.items():
         without, with_times = (

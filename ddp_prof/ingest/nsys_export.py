@@ -30,6 +30,7 @@ from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, p
 from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
+from ddp_prof.notes import Doubt
 from ddp_prof.table import UNKNOWN, Ints, Mask, are_repeated, constant_column, distinct, rows_of, select, translate
 from ddp_prof.threads import in_thread, in_threads
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
@@ -281,7 +282,7 @@ def _warn_ownerless(path: Path, is_ownerless: Mask) -> Iterator[str]:
     if count == len(is_ownerless) > 0:
         raise TraceError(path, f"nothing tells which ranks its {count:,} activities are of: {why}", _EXPORT_AGAIN)
     if count:
-        yield f"{count:,} of {len(is_ownerless):,} activities left out: {why}"
+        yield Doubt(f"{count:,} of {len(is_ownerless):,} activities left out: {why}")
 
 
 def _find_rows(

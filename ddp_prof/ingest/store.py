@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_prof.manifest import Manifest
+from ddp_prof.notes import Doubt
 from ddp_prof.table import Table
 from ddp_prof.trace import Trace
 
@@ -189,15 +190,24 @@ def _arrays(trace: Trace) -> dict[str, NDArray[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON; for a mapping, whose keys may be tuples, an object with a list of pairs."""
-    return {"items": [[key, value[key]] for key in value]} if isinstance(value, Mapping) else value
+    """Return a value for JSON.
+
+    For a mapping, whose keys may be tuples, that is an object with a list of pairs; for a doubt, one with its text.
+    """
+    if isinstance(value, Mapping):
+        return {"items": [[key, value[key]] for key in value]}
+    if isinstance(value, Doubt):
+        return {"doubt": value}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _parsed(value: Any) -> Any:
     """Return the value that :func:`_plain` made a value for JSON of; lists become tuples."""
     if isinstance(value, dict):
+        if "doubt" in value:
+            return Doubt(value["doubt"])
         return {tuple(key) if isinstance(key, list) else key: item for key, item in value["items"]}
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_parsed, value)) if isinstance(value, list) else value
 
 
 def _python_number(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import distinct_ends, manifest_path
+from ddp_prof.notes import Doubt
 from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions
 from ddp_prof.runs.run import MOST_FILES_OF_KERNELS, Communication, Run, prepare_runs
 from ddp_prof.runs.workers import Workers
@@ -198,8 +199,10 @@ def _notes_on_copies(files: Sequence[Path]) -> list[str]:
             else:
                 sets.append([file])
     return [
-        f"{', '.join(file.name for file in equal)}: these files have the same bytes, "
-        "so what counts as several ranks may be one that was copied"
+        Doubt(
+            f"{', '.join(file.name for file in equal)}: these files have the same bytes, "
+            "so what counts as several ranks may be one that was copied"
+        )
         for sets in by_size.values()
         for equal in sets
         if len(equal) > 1
@@ -427,6 +430,6 @@ def _communicate_alike(own: Communication, other: Communication, *, in_most_step
 
 def _keep_apart(runs: Sequence[Run], why: str, reason: str) -> None:
     """Note that single files are not joined, though there is a reason to do so (``why``), and the reason against it."""
-    note = f"{len(runs)} files are read as runs of their own, though {why}: {reason}"
+    note = Doubt(f"{len(runs)} files are read as runs of their own, though {why}: {reason}")
     for run in runs:
         run.notes = (*run.notes, note)

@@ -55,8 +55,8 @@ _OF_ARRAYS = {
 """For each module, the names that pickles of arrays refer to."""
 _CONTAINERS = {"collections": {"Counter"}, "builtins": {"set", "frozenset"}}
 _OWN = (
-    "ddp_prof.analyze.", "ddp_prof.trace", "ddp_prof.table", "ddp_prof.manifest", "ddp_prof.communication",
-    "ddp_prof.present.html.timeline_page",
+    "ddp_prof.analyze.", "ddp_prof.trace", "ddp_prof.table", "ddp_prof.manifest", "ddp_prof.notes",
+    "ddp_prof.communication", "ddp_prof.present.html.timeline_page",
 )  # fmt: skip
 """The beginnings of the modules whose classes results consist of."""
 

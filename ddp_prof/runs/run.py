@@ -36,6 +36,7 @@ from ddp_prof.manifest import (
     load_manifest,
     manifest_path,
 )
+from ddp_prof.notes import Doubt
 from ddp_prof.runs.report import (
     OF_EACH_KERNEL,
     LoadOptions,
@@ -513,7 +514,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         workers.leave_out(error)
     for run in runs:
         run.files = tuple(file for file in run.files if (run, file) not in unread | broken.keys())
-        run.notes = (*run.notes, *(f"left out: {error}" for error, of_runs in errors if run in of_runs))
+        run.notes = (*run.notes, *(Doubt(f"left out: {error}") for error, of_runs in errors if run in of_runs))
     return [run for run in runs if run.files]
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ddp_prof.ingest import ReadOptions, cache_folder, cached, load, store
 from ddp_prof.ingest.cache_folder import CacheFolder, find_cache_folder
 from ddp_prof.ingest.load import READERS, load_trace
 from ddp_prof.ingest.store import read_trace, stored_bytes, write_trace
+from ddp_prof.notes import Doubt
 from ddp_prof.table import Table
 from ddp_prof.trace import Trace
 from tests.command_line import run
@@ -106,6 +107,8 @@ def assert_same(one: Any, other: Any, name: str = "") -> None:
     else:
         assert type(one) is type(other), name
         assert one == other, name
+        if isinstance(one, tuple):
+            assert list(map(type, one)) == list(map(type, other)), name
 
 
 def kinds_of_traces(folder: Path) -> list[Path]:
@@ -146,6 +149,11 @@ class TestStore:
             assert_same(trace, read_trace(tmp_path / "kept", {}, path, trace.manifest))
             read += 1
         assert read > 10
+
+    def test_a_doubt_comes_back_as_one(self, trace: Path, tmp_path: Path) -> None:
+        told = replace(load_trace(trace), warnings=("chosen", Doubt("lost")))
+        write_trace(told, tmp_path / "kept", {})
+        assert_same(told, read_trace(tmp_path / "kept", {}, told.path, told.manifest))
 
     def test_columns_are_mapped_and_take_no_memory(self, trace: Path, folder: Path) -> None:
         load_trace(trace)

@@ -33,7 +33,7 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if type(one).__module__.startswith("ddp_prof.") and not isinstance(one, Enum):
+    if type(one).__module__.startswith("ddp_prof.") and not isinstance(one, (Enum, str)):
         return same(vars(one), vars(other))
     return bool(one == other or (one != one and other != other))  # an unknown share is NaN
 

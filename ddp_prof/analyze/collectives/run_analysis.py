@@ -38,7 +38,6 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.steps import CLEARLY, LEAST_COMMON_STEPS, RankSteps, align_unnumbered_steps
 from ddp_prof.analyze.quality import (
     Diagnostics,
-    changes_reading,
     gather_diagnostics,
     merge_file_warnings,
     warn_world_sizes,
@@ -46,6 +45,7 @@ from ddp_prof.analyze.quality import (
 from ddp_prof.analyze.result_bases import merge_files
 from ddp_prof.columns import milliseconds
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
+from ddp_prof.notes import Doubt
 from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace, distinct
 
@@ -390,7 +390,7 @@ class RunAnalysis(Brief):
     @property
     def doubts(self) -> tuple[str, ...]:
         """The warnings that change how figures are to be read, such as what the profiler lost."""
-        return tuple(filter(changes_reading, self.warnings))
+        return tuple(note for note in self.warnings if isinstance(note, Doubt))
 
     @cached_property
     def match_doubts(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from ddp_prof.analyze.core.attribution import are_gloo_events, find_operations, 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import name_steps
 from ddp_prof.communication import BARRIER, OPERATIONS, POINT_TO_POINT
+from ddp_prof.notes import Doubt
 from ddp_prof.table import NEVER, is_in
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, select, take_or_unknown
 
@@ -27,9 +28,8 @@ def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEven
             is_beside = _run_beside_lost_work(rank, is_incomplete)
             if (is_named := is_beside & ~rank.steps.warmup).any():
                 which, beside = name_steps(rank.steps.names, is_named), "it" if is_named.sum() == 1 else "them"
-                step_notes += (
-                    f"{which} left out: work of a step that was recorded in part may have run beside {beside}",
-                )
+                why = f"work of a step that was recorded in part may have run beside {beside}"
+                step_notes += (Doubt(f"{which} left out: {why}"),)
             is_incomplete = is_incomplete | is_beside
     elif rank.has_steps:
         for lacks, what in (
@@ -39,7 +39,7 @@ def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEven
         ):
             if (is_new := lacks & ~is_incomplete).any():
                 which, them = name_steps(rank.steps.names, is_new), "it" if is_new.sum() == 1 else "them"
-                step_notes += (f"{which} left out: {what.format(them)}",)
+                step_notes += (Doubt(f"{which} left out: {what.format(them)}"),)
                 is_incomplete |= is_new
     measured: Mask = ~(rank.steps.warmup | is_incomplete)
     if warmup_steps:

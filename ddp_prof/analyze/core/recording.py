@@ -36,6 +36,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.communication import NCCL_RANGE
+from ddp_prof.notes import Doubt
 from ddp_prof.range_names import COLLECTIVES, parse_ranges
 from ddp_prof.table import (
     NO_TIME,
@@ -188,7 +189,7 @@ class Recording:
         return self.early_waits > 0 and self.early_waits >= least * self.waits
 
     def notes(self, names: list[str]) -> tuple[str, ...]:
-        """Return a line for each kind of damage; ``names`` are the names of the steps."""
+        """Return a doubt for each kind of damage; ``names`` are the names of the steps."""
         notes, is_incomplete = [], self.is_incomplete
         is_lost = (self.step_lost > self.always_lost) & (self.lacks_copies | ~self._has_other_damage)
         why = " with their number" if self.are_unnumbered else ", which the profiler lost"
@@ -247,7 +248,7 @@ class Recording:
                 if count
             ]
             notes.append(f"{CLOCKS} ({', '.join(found)})")
-        return tuple(notes)
+        return tuple(map(Doubt, notes))
 
 
 def name_steps(names: list[str], chosen: Mask) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, innermost, innermost_of, union
 from ddp_prof.growing_column import in_parts
+from ddp_prof.notes import Doubt
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
 from ddp_prof.table import count_before
 from ddp_prof.trace import (
@@ -317,12 +318,12 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     """
     spans, notes, left_out = trace.spans, [], 0
 
-    def leave_out(kept: Ints, why: str) -> Ints:
-        """Return ``kept``, and note how many of ``rows`` it lacks."""
+    def leave_out(kept: Ints, why: str, kind: type[str] = str) -> Ints:
+        """Return ``kept``, and note how many of ``rows`` it lacks; ``kind`` is the class of the note."""
         nonlocal left_out
         if count := len(rows) - len(kept):
             ranges = "1 range that could be a step" if count == 1 else f"{count} ranges that could be steps"
-            notes.append(f"{ranges} left out: {why}")
+            notes.append(kind(f"{ranges} left out: {why}"))
             left_out += count
         return kept
 
@@ -332,8 +333,10 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
         marks, rows = rows[is_mark], rows[~is_mark]
         at = innermost(spans.start_ns[rows], spans.end_ns[rows], spans.start_ns[marks])
         rows = leave_out(np.delete(rows, at[at != UNKNOWN]), "the program ended in it")
-    rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended")
-    rows = leave_out(rows[spans.end_ns[rows] > spans.start_ns[rows]], "no time was recorded between begin and end")
+    rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended", Doubt)
+    rows = leave_out(
+        rows[spans.end_ns[rows] > spans.start_ns[rows]], "no time was recorded between begin and end", Doubt
+    )
     # If ranges overlap, keep those of one thread, then the inner ones; what still overlaps is cut by the caller.
     if not np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]):
         return rows, tuple(notes), left_out

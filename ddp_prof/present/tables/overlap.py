@@ -13,6 +13,7 @@ from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION, NOTHING
 from ddp_prof.columns import Row, document_of, milliseconds, percent, table_columns, table_rows
 from ddp_prof.errors import shown_path
+from ddp_prof.notes import Doubt
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import level_change_text, outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
@@ -213,13 +214,13 @@ def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
 
 def missing_notes(result: TraceOverlap) -> list[str]:
     """Return what the traces lack altogether; empty if nothing is known to be missing."""
-    return [f"missing: {result.missing.text}"] if result.missing else []
+    return [Doubt(f"missing: {result.missing.text}")] if result.missing else []
 
 
 def reason_notes(result: TraceOverlap, headline: str = "") -> list[str]:
     """Return why ranks have no overlap figure, without reasons that ``headline`` already gives."""
     return [
-        f"{rank.name}: no overlap figure: {_reason_of(result, rank)}"
+        Doubt(f"{rank.name}: no overlap figure: {_reason_of(result, rank)}")
         for rank in result.ranks
         if rank.reason and rank.reason.lower() not in headline.lower()
     ]
@@ -241,8 +242,8 @@ def blocking_notes(result: TraceOverlap) -> list[str]:
 def step_notes(result: TraceOverlap) -> list[str]:
     """Return how steps and ranks differ, how they were found, and the warnings of the traces."""
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    levels = [level_change_text(result.level_change)] if result.level_change else []
-    differ = [f"{difference}; {meaning}" for difference, meaning in differences(result)]
+    levels = [Doubt(level_change_text(result.level_change))] if result.level_change else []
+    differ = [Doubt(f"{difference}; {meaning}") for difference, meaning in differences(result)]
     return [*levels, *outliers, *differ, *result.step_notes, *result.warnings]
 
 

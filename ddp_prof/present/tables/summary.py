@@ -12,12 +12,12 @@ from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.why_unknown import NOTHING_LEFT
 from ddp_prof.columns import Row, milliseconds, percent
 from ddp_prof.errors import shell_path, shell_quote
+from ddp_prof.notes import Doubt
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short
 from ddp_prof.present.columns import in_percent, times_of, values_of
 from ddp_prof.present.headlines import (
@@ -188,7 +188,7 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
         f"{run.summary.label}: {note}"
         for run in runs
         for note in (*missing_notes(run.result), *run.notes(run.headline))
-        if whole or changes_reading(note)
+        if whole or isinstance(note, Doubt)
     ]
     notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].as_read}"]
     return TableView("", rows, notes, document)
@@ -253,7 +253,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     told = {level_change_text(levels)} if levels and result.outliers and not levels.moves_median else set()
     told.update(doubts)
     short = {f"{difference}; {meaning}": difference for difference, meaning in differences(result)}
-    doubts += [short.get(note, note) for note in notes if changes_reading(note) and note not in told]
+    doubts += [short.get(note, note) for note in notes if isinstance(note, Doubt) and note not in told]
     profilers = dict.fromkeys(SOURCE_NAMES.get(source, source) for source, *_ in result.recorded_by)
     read = [*_source_facts(result, summary), " and ".join(profilers)]
     why = ("cause", None if summary.reason or run.idle else cause)

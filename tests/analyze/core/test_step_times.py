@@ -10,6 +10,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall
+from ddp_prof.notes import Doubt
 from ddp_prof.present.tables.compare import waterfall_notes
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.trace import Trace
@@ -225,3 +226,4 @@ def test_of_a_single_step_a_note_says_what_lies_outside() -> None:
     assert (rank.clock, lengths_of(trace)) == ("host", [6])
     (note,) = measure_overlap(trace).step_notes
     assert note.startswith("30 % of the device work that steps launched ran outside of their ranges on the host")
+    assert isinstance(note, Doubt)
