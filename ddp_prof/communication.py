@@ -411,6 +411,8 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
 
 
+GLOO = "gloo:"
+"""Start of the names of gloo's events in torch.profiler."""
 NCCL_RANGE = re.compile(
     r"nccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
 )

@@ -99,15 +99,15 @@ def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -
         size = f", {arguments[-1]} MB" if len(arguments) > 1 else ""
         print(f"[{number}/{len(captures)}] {arguments[0]}{size} ... ", end="", flush=True)
         try:
-            name, _, result = capture(arguments, environ).partition(": ")
+            captured = capture(arguments, environ)
         except DdpProfError as error:
             print("failed", flush=True)
             if isinstance(error, UsageError):
                 raise
             say(printable(str(error)))
             continue
-        names[name] = arguments
-        print(result.rpartition(" in ")[2], flush=True)
+        names[captured.name] = arguments
+        print(captured.took, flush=True)
     return names
 
 

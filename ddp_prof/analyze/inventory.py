@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, gloo_names
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
@@ -25,6 +25,7 @@ from ddp_prof.analyze.why_unknown import (
     why_unknown_work,
 )
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, ResultColumn, column
+from ddp_prof.communication import GLOO
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
@@ -185,7 +186,7 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
         lacks = "no ddp_prof ranges that tell what a CPU did instead"
         if trace.source == "kineto":
             lacks += "" if len(trace.operators) else ", no operators"
-            lacks += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
+            lacks += "" if gloo_names(trace) else f", no '{GLOO}' events"
         how = "record it again"
         if not len(trace.calls):
             how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"

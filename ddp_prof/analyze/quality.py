@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import GLOO
+from ddp_prof.analyze.core.attribution import gloo_names
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_launches, name_steps
 from ddp_prof.analyze.core.steps import find_steps
@@ -397,7 +397,7 @@ def _warn_about_gloo(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]
     what the devices communicate. Below :data:`OVERHEAD_LIMIT` of the steps' time nothing is said.
     """
     spans, activities = trace.spans, trace.activities
-    names = [index for index, name in enumerate(trace.names) if name.startswith(GLOO)]
+    names = gloo_names(trace)
     for rank in {rank.process: rank for rank in ranks if rank.device is not None and names}.values():
         rows = np.flatnonzero(np.isin(spans.name_id, names) & (spans.process == rank.process))
         steps = union(rank.steps.start_ns, rank.steps.end_ns)

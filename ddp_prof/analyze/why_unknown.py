@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
-from ddp_prof.communication import BARRIER, NCCL_RANGE, REDUCTIONS, operation_of
+from ddp_prof.communication import BARRIER, GLOO, NCCL_RANGE, REDUCTIONS, operation_of
 from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, SyncKind, Trace, distinct
 

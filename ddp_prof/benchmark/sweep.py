@@ -440,10 +440,9 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
     settings |= {"DEVICE": config.device, "NGPU": str(config.world_size or 2)}
     try:
         with redirect_stderr(io.StringIO()):  # a sweep says one line per capture
-            said = capture_variant(config.script_argv(), {**os.environ, **settings})
+            name = capture_variant(config.script_argv(), {**os.environ, **settings}).name
     except DdpProfError as error:
         raise WorkloadError(str(error)) from error
-    name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
     files = sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
     if not files:
         raise WorkloadError(f"the capture left no trace in {folder}: is PROFILER=none?")

@@ -16,7 +16,7 @@ def run() -> None:
         nsys, _ = choose_nsys("nsys", os.environ, may_fetch=True, instead="PROFILER=kineto")
         sys.stdout.write(f"{nsys.path if nsys else ''}\n")
     else:
-        sys.stdout.write(capture(sys.argv[1:], os.environ) + "\n")
+        sys.stdout.write(capture(sys.argv[1:], os.environ).text + "\n")
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ddp_prof.capture.job import (
     CAPTURE_RANGE,
@@ -318,8 +318,33 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Capture a variant, unless an existing capture is up to date; return one line that says what was done.
+class Captured(NamedTuple):
+    """A capture.
+
+    Attributes:
+        name: Name of its files, without suffixes.
+        seconds: How long it took; ``None`` if an existing capture was up to date.
+        profiler: What recorded it; ``None`` if nothing did, or it was there.
+    """
+
+    name: str
+    seconds: float | None = None
+    profiler: str | None = None
+
+    @property
+    def took(self) -> str:
+        """How long it took, in words."""
+        return "up to date" if self.seconds is None else f"{self.seconds:.0f} s"
+
+    @property
+    def text(self) -> str:
+        """One line that says what was done."""
+        how = "" if self.seconds is None else f"captured by {self.profiler or 'no profiler'} in "
+        return f"{self.name}: {how}{self.took}"
+
+
+def capture(argv: Sequence[str], environ: Mapping[str, str]) -> Captured:
+    """Capture a variant, unless an existing capture is up to date.
 
     ``argv`` are the arguments, ``environ`` holds the settings. After an error an existing capture is unchanged.
     """
@@ -330,11 +355,11 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     try:
         plan.traces.mkdir(parents=True, exist_ok=True)
         if _is_done(plan, nsys, profiler, key):
-            return f"{plan.name}: up to date"
+            return Captured(plan.name)
         holding = nullcontext() if plan.part else _hold_output(plan.traces)  # parts are made at the same time
         with holding, scratch_folder() as scratch, _partial_folder(plan) as partial:
             if _is_done(plan, nsys, profiler, key):  # the process that held the folder has made this capture
-                return f"{plan.name}: up to date"
+                return Captured(plan.name)
             # Before anything runs; what is recorded goes into another folder first.
             plan.job(partial, nsys, profiler, key).refuse_to_replace(plan.traces, plan.ranks)
             try:
@@ -348,7 +373,7 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     except OSError as error:
         hint = "set TRACES_DIR to a folder of yours, with room"
         raise WorkloadError(f"{error.filename or plan.traces}: {error.strerror}: {hint}") from error
-    return f"{plan.name}: captured by {profiler or 'no profiler'} in {time.monotonic() - began:.0f} s"
+    return Captured(plan.name, time.monotonic() - began, profiler)
 
 
 def _is_full(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from ddp_prof.communication import (
     ALL_TO_ALL,
     BARRIER,
     BROADCAST,
+    GLOO,
     REDUCE,
     REDUCE_SCATTER,
     REDUCTIONS,
@@ -372,7 +373,7 @@ def add_input_sizes(trace: Trace, calls: Spans, input_bytes: Ints, call_bytes: I
     completed[row[known & (row != UNKNOWN)]] = size[known & (row != UNKNOWN)]
     new = known & (row == UNKNOWN)
     found = fill(CollectiveMetadata, int(new.sum()), activity=activity[new], bytes=size[new])
-    is_gloo = np.array([name.startswith("gloo:") for name in (*trace.names, "")], np.bool_)
+    is_gloo = np.array([name.startswith(GLOO) for name in (*trace.names, "")], np.bool_)
     gloo = np.flatnonzero(is_gloo[trace.spans.name_id] & (input_bytes != UNKNOWN))
     of_gloo = fill(CollectiveMetadata, len(gloo), span=gloo, bytes=input_bytes[gloo])
     return replace(trace, collective_metadata=concatenate(replace(recorded, bytes=completed), found, of_gloo))

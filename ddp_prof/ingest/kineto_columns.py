@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeGuard
 import msgspec
 import numpy as np
 
+from ddp_prof.communication import GLOO
 from ddp_prof.ingest import collectives
 from ddp_prof.ingest.enrich import MOST, SHAPE_COLUMNS
 from ddp_prof.ingest.export_tables import GatheredColumns
@@ -500,7 +501,7 @@ def orders_work(call: str) -> bool:
 
 
 def _is_collective_range(name: str) -> bool:
-    return name.removeprefix(OPERATOR_PREFIX).startswith(("gloo:", *collectives.TORCH_RANGES))
+    return name.removeprefix(OPERATOR_PREFIX).startswith((GLOO, *collectives.TORCH_RANGES))
 
 
 def _records_collective(name: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ddp_prof.communication import GLOO
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.call_order import infer_waits
@@ -73,7 +74,7 @@ from ddp_prof.trace import (
 
 _NOT_READ = ("hpu_op", "mtia_ccp_events")
 """Categories that hold events of devices, but together with others, so they are not read."""
-_OLD_RANGES = ("ProfilerStep", "gloo:", "nccl:")
+_OLD_RANGES = ("ProfilerStep", GLOO, "nccl:")
 """Start of the names of torch's ranges; old releases of torch record them, and the user's ranges, as operators."""
 _OVERHEAD_OF_CUDA = (
     "Command Buffer Full",

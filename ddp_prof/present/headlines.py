@@ -83,20 +83,18 @@ def gain_in_short(
         follows_idle: Whether the answer is about idle time first: then only another line has the limit of what waits.
     """
     step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
-    text = _gain_text(summary)
     if summary.reason or not step_ns or exposed_ns is None or gain is None or summary.host_waits_usually:
-        return text
+        return _gain_text(summary)
     # A limit is the upper end of the interval, if that is known.
     network_ns = (bounds.high_ns if bounds.high_ns is not None else bounds.network_ns) if bounds else None
     if bounds and _is_whole_step(bounds, step_ns):
         network_ns = None
     network = _percent_at_most(network_ns / step_ns) if network_ns is not None else None
-    faster = f", a faster network {network}" if network not in (None, _percent_at_most(gain)) else ""
-    # Nothing to gain from hiding: change the long sentence.
+    is_other = network not in (None, _percent_at_most(gain))
+    faster = f", a faster network {'' if gain else 'at most '}{network}" if is_other else ""
     if not gain:
         why = " (communication slows compute)" if faster and cost and slows(cost) else ""
-        text = text.rstrip(".").replace("hiding all of it would gain", "hiding it gains")
-        return f"{text}{faster.replace('network', 'network at most')}{why}."
+        return f"{_gain_clauses(summary, 'hiding it gains')}{faster}{why}."
     limit_ns = summary.blocking_at_most_ns
     is_limited = summary.blocking_ns is None and limit_ns is not None and limit_ns < exposed_ns and not follows_idle
     delays = f", and delays other work by at most {milliseconds(limit_ns or 0)}" if is_limited else ""
@@ -171,10 +169,15 @@ def _gain_text(summary: VariantSummary) -> str:
 
     Where that is not known, say why.
     """
+    return f"{_gain_clauses(summary)}."
+
+
+def _gain_clauses(summary: VariantSummary, hiding: str = "hiding all of it would gain") -> str:
+    """Return the sentence of :func:`_gain_text` without its end; ``hiding`` are its words for that."""
     if summary.reason == NO_COMMUNICATION:
         return _silence_text(summary)
     if summary.reason:
-        return f"Whether communication is exposed is not known: {summary.reason}."
+        return f"Whether communication is exposed is not known: {summary.reason}"
     step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
     if not step_ns or exposed_ns is None or gain is None:
         why = "more communication is exposed in a step than the step lasts"
@@ -184,22 +187,22 @@ def _gain_text(summary: VariantSummary) -> str:
             why = LOST_LAUNCHES if summary.collectives else "no step is known to have launched it"
         elif summary.serves_other_devices:
             why = ON_OTHER_DEVICE
-        return f"{_hidden_text(summary)}; what the rest costs per step is not known, because {why}."
+        return f"{_hidden_text(summary)}; what the rest costs per step is not known, because {why}"
     exposed = _exposed_text(summary, step_ns, exposed_ns)
     of_step = "such a step" if communicating_steps_text(summary) else "a typical step"
-    at_most = f"so hiding all of it would gain at most {_percent_at_most(gain)} of {of_step}"
+    at_most = f"so {hiding} at most {_percent_at_most(gain)} of {of_step}"
     who = "a stream" if (summary.blocking_ns or 0) > BESIDE * exposed_ns else "the step"
     stands = f"{who} stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
     if summary.host_waits_usually:
         more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""
-        return f"{exposed}, and {more}the host waits for it, {at_most}."
+        return f"{exposed}, and {more}the host waits for it, {at_most}"
     # Blocking is not known, but may have an upper limit.
     limit_ns = summary.blocking_at_most_ns
     if summary.blocking_ns is None and limit_ns != 0:
         if limit_ns is None or limit_ns >= exposed_ns:
-            return f"{exposed}, {at_most}."
+            return f"{exposed}, {at_most}"
         delays = f"it delays other work by at most {milliseconds(limit_ns)}"
-        return f"{exposed}, but {delays}, {at_most}."
+        return f"{exposed}, but {delays}, {at_most}"
     # Nothing waits for communication in a typical step.
     if not summary.blocking_ns:
         where = more = ""
@@ -207,8 +210,8 @@ def _gain_text(summary: VariantSummary) -> str:
             where, more = " in a typical step", " there"
         if summary.blocked_steps:
             more += f", but {count_noun(summary.blocked_steps, 'step')} of all ranks stood still for it"
-        return f"{exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
-    return f"{exposed}, and {stands}, {at_most}."
+        return f"{exposed}, but nothing waits for it{where}: {hiding} nothing{more}"
+    return f"{exposed}, and {stands}, {at_most}"
 
 
 def _hidden_text(summary: VariantSummary) -> str:
@@ -227,14 +230,14 @@ def _exposed_text(summary: VariantSummary, step_ns: int, exposed_ns: int) -> str
 
 
 def _silence_text(summary: VariantSummary) -> str:
-    """Say that nothing communicates, and why that may be so."""
+    """Say that nothing communicates, and why that may be so; without the end of the sentence."""
     others = f", although its job has {summary.world_size} ranks" if (summary.world_size or 1) > 1 else ""
     if others or summary.ranks > 1:
-        return f"Nothing in this trace is known to communicate{others}."
+        return f"Nothing in this trace is known to communicate{others}"
     if summary.world_size == 1:
-        return "This process is the only rank of its job: it communicates with nobody, so there is nothing to hide."
+        return "This process is the only rank of its job: it communicates with nobody, so there is nothing to hide"
     alone = "if its one process works alone, it communicates with nobody, and there is nothing to hide"
-    return f"Nothing in this trace is known to communicate: {alone}."
+    return f"Nothing in this trace is known to communicate: {alone}"
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:

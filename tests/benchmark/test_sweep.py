@@ -14,7 +14,7 @@ from ddp_prof import analyze
 from ddp_prof.benchmark import sweep as sweep_module
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
 from ddp_prof.benchmark.sweep import Grid, Machine, sweep
-from ddp_prof.capture.variant import digest_code
+from ddp_prof.capture.variant import Captured, digest_code
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
 from ddp_prof.run_config import RunConfig
@@ -143,10 +143,10 @@ def test_a_capture_is_made_without_synchronized_steps_and_gives_its_figures(
     """With a stand-in for what records; a nightly records."""
     asked: list[tuple[list[str], dict[str, str]]] = []
 
-    def record(argv: list[str], environ: dict[str, str]) -> str:
+    def record(argv: list[str], environ: dict[str, str]) -> Captured:
         asked.append((argv, environ))
         shutil.copy(ROOT / "traces" / "naive.sqlite", environ["TRACES_DIR"])
-        return "naive: captured by torch.profiler in 6 s"
+        return Captured("naive", 6, "torch.profiler")
 
     monkeypatch.setattr(sweep_module, "capture_variant", record)
     job, *_ = GRID.jobs()
@@ -158,7 +158,7 @@ def test_a_capture_is_made_without_synchronized_steps_and_gives_its_figures(
     ((argv, environ),) = asked
     assert argv == replace(job.config, synchronized_steps=0).script_argv()
     assert (environ["FORCE"], environ["NGPU"], environ["DEVICE"]) == ("1", "2", "auto")
-    monkeypatch.setattr(sweep_module, "capture_variant", lambda *_: "flat: captured by no profiler in 6 s")
+    monkeypatch.setattr(sweep_module, "capture_variant", lambda *_: Captured("flat", 6))
     with pytest.raises(WorkloadError, match="left no trace"):
         sweep_module.capture(job.config, tmp_path / "new", force=False)
 

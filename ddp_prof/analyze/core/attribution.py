@@ -19,6 +19,7 @@ from ddp_prof.communication import (
     ALL_REDUCE,
     ALL_TO_ALL,
     BROADCAST,
+    GLOO,
     OPERATIONS,
     REDUCE,
     REDUCE_SCATTER,
@@ -91,10 +92,6 @@ def bus_factor(operation: str | None, ranks: int | None) -> float | None:
     return 1.0 if operation in (BROADCAST, REDUCE) else None
 
 
-GLOO = "gloo:"
-"""The prefix of gloo's collectives in torch.profiler."""
-
-
 class Launched:
     """Base of tables of what the host launches; ``launch_ns`` is ``NO_TIME`` if the launch is not known."""
 
@@ -158,7 +155,7 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
     marked, gloo = union(spans.start_ns[span], spans.end_ns[span]), span[:0]
     activities = trace.activities
     if not np.any((activities.process == process) & (activities.category == Category.COMMUNICATION)):
-        operations = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
+        operations = {index: operation_of(trace.names[index]) for index in gloo_names(trace)}
         of_gloo = {index: Range(operation, {}) for index, operation in operations.items() if operation is not None}
         gloo = np.flatnonzero(mine & np.isin(spans.name_id, list(of_gloo)))
         gloo = gloo[~marked.holds(spans.start_ns[gloo])]
@@ -270,8 +267,12 @@ def begin_with_copies(trace: Trace, ranges: CollectiveRanges, phases: Phases) ->
 
 def are_gloo_events(trace: Trace, ranges: CollectiveRanges) -> Mask:
     """Return which of the ranges are gloo's own events, recorded by torch.profiler, and not ranges of ddp_prof."""
-    names = [index for index, name in enumerate(trace.names) if name.startswith(GLOO)]
-    return np.isin(ranges.name_id, names)
+    return np.isin(ranges.name_id, gloo_names(trace))
+
+
+def gloo_names(trace: Trace) -> list[int]:
+    """Return the indices of the names of gloo's own events, which torch.profiler records."""
+    return [index for index, name in enumerate(trace.names) if name.startswith(GLOO)]
 
 
 def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:

@@ -24,6 +24,7 @@ from ddp_prof.analyze.core.edges import Dependencies, find_dependencies
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import LEAST_ALIKE, find_recording
 from ddp_prof.analyze.core.steps import Steps, describe_ranges, find_phases, find_steps
+from ddp_prof.communication import GLOO
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PHASES, PROCESS, parse_ranges
 from ddp_prof.threads import in_thread
@@ -245,7 +246,7 @@ class _Builder:
         is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span[self.is_gloo]], self.phases.lane).any()
         begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
         ours = "" if self.is_gloo.all() else "the ranges of collectives, and beside them "
-        return f"{ours}the 'gloo:' events, each from when it {begin}"
+        return f"{ours}the '{GLOO}' events, each from when it {begin}"
 
     def _declared(self, field: str) -> set[str]:
         """Return the values of a field in the names of the ranges by which ddp_prof describes this process.

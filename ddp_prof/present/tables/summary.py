@@ -105,7 +105,11 @@ class SummarizedRun:
 
     @property
     def idle(self) -> str | None:
-        """A sentence that the device is idle for longer than communication is exposed; ``None`` if it is not.
+        """A sentence that the device is idle for longer than communication is exposed; ``None`` if it is not."""
+        return self.idle_text(_SEE_DOCTOR)
+
+    def idle_text(self, see: str = "") -> str | None:
+        """Return :attr:`idle` with the words ``see`` after a reason that the doctor found.
 
         The sentence gives the reason if the doctor found one that explains at least half of that time, as far as its
         cost is known; see :func:`idle_headline`.
@@ -115,7 +119,7 @@ class SummarizedRun:
         explains = {rule for rule, cost_ns in costs.items() if cost_ns is None or cost_ns >= least_ns}
         reasons = _REASONS_ON_CPU if self.summary.device == "cpu" else _REASONS_OF_IDLE
         reason = next((text for rule, text in reasons.items() if rule in explains), None)
-        return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else self._idle_between)
+        return idle_headline(self.summary, f"{reason}{see}" if reason else self._idle_between)
 
     @property
     def _idle_between(self) -> str:
@@ -264,7 +268,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     change = ("change", f"{of_cause}{little}" if is_of_cause else _short_advice(run))
     return [
         ("missing", result.missing and result.missing.text),
-        ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
+        ("idle", run.idle_text()),
         ("gain", gain_in_short(summary, *costs, follows_idle=bool(run.idle))),
         *((why, change) if is_of_cause else (change, why)),
         ("step", _shares(summary)),
