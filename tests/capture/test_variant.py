@@ -445,6 +445,9 @@ def test_the_next_capture_removes_what_a_killed_one_left(machine: Machine, isola
 
 
 def _scratch_folders(process: int) -> list[Path]:
-    """Those that a process holds open."""
-    links = [link.readlink() for link in Path(f"/proc/{process}/fd").iterdir()]
-    return [link for link in links if link.name.startswith(processes.PREFIX)]
+    """Those that a process holds open; meanwhile it closes others."""
+    folders = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            folders.append(link.readlink())
+    return [folder for folder in folders if folder.name.startswith(processes.PREFIX)]
