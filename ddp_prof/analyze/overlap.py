@@ -24,6 +24,7 @@ import numpy as np
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.passes import is_lost_in_some
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.recording import UNITS
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
@@ -478,7 +479,7 @@ _NOTES_ABOUT_RANKS: tuple[tuple[Callable[[RankOverlap], object], str], ...] = (
         ),
     ),
     (
-        lambda rank: rank.marked_steps and not rank.lengths_ns and rank.reason not in (LOST, NOTHING),
+        lambda rank: rank.marked_steps and not rank.lengths_ns and rank.reason not in (LOST, NOTHING, UNITS),
         (
             "how long a step took is not known: most of its device work lies outside of its range on the host, and no "
             "step is known to be followed by one whose device work begins later"

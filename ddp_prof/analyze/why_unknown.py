@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
-from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.core.recording import CLOCKS, UNITS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
 from ddp_prof.communication import BARRIER, GLOO, NCCL_RANGE, REDUCTIONS, operation_of
@@ -187,6 +187,8 @@ def why_unknown_work(rank: RankEvents) -> str | None:
         return rank.why_left_out
     if rank.is_lost:
         return LOST
+    if rank.units_differ:
+        return UNITS
     if _has_only_messages(rank):
         return ONLY_MESSAGES
     if not len(rank.events):
@@ -295,5 +297,5 @@ def loses_launches(rank: RankEvents) -> bool:
 def has_no_usable_events(rank: RankEvents) -> bool:
     """Return whether nothing can be measured of the rank: it has no events, or they do not tell what it did."""
     is_unnamed = rank.trace.unresolved_names.share > MOST_UNNAMED
-    is_blind = rank.hides_backward or rank.mixes_clocks or _has_only_messages(rank)
+    is_blind = rank.hides_backward or rank.mixes_clocks or rank.units_differ or _has_only_messages(rank)
     return not len(rank.events) or is_unnamed or is_blind

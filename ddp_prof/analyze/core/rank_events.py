@@ -234,7 +234,8 @@ class RankEvents(Brief):
             return empty(StepTimes)
         phases = empty(Phases) if self.clocks_disagree else self.phases
         times = measure_step_times(self.steps, phases, self.union_of, self.device_steps if self.runs_ahead else None)
-        if self.is_unrecorded:  # whether the host waited for the device is not known, nor what ran in its ranges
+        # Else whether the host waited for the device is not known, nor what ran in its ranges.
+        if self.is_unrecorded or self.units_differ:
             lost = np.ones(len(self.steps), np.bool_)
         elif self.follows_lost is None or self.runs_ahead or not self.lead.outside_ns:
             return times
@@ -344,6 +345,11 @@ class RankEvents(Brief):
     def clocks_disagree(self) -> bool:
         """Whether the clocks of host and device disagree: no time from a call to an activity means anything then."""
         return self.device is not None and self.recording.clocks_disagree
+
+    @property
+    def units_differ(self) -> bool:
+        """Whether the times of host and device are in different units: no time of the device means anything then."""
+        return self.device is not None and self.recording.units_differ
 
     @property
     def mixes_clocks(self) -> bool:

@@ -22,10 +22,10 @@ launch the same, or it lacks some of what most steps launch, where the numbers o
 those steps; or if it has fewer nodes of CUDA graphs than most steps that launch as much; or if nothing that
 communicates was launched in a range of a collective, although it is in most ranges of that name.
 
-*One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
-times contradict this beyond a few exceptions, the clocks of host and device disagree: then no time between a call and
-an activity means anything, and the start of each launch counts as unknown. Figures that need only the device's clock
-stay.
+*One clock.* Nothing begins before it is launched, a host that waits for work does not return before its end, and some
+of what follows idle time of its device begins soon after its launch. If the times contradict this beyond a few
+exceptions, the clocks of host and device disagree: then no time between a call and an activity means anything, and the
+start of each launch counts as unknown. Figures that need only the device's clock stay, unless its unit is another one.
 """
 
 from __future__ import annotations
@@ -70,6 +70,18 @@ CLOCK_ERROR_NS = 50_000
 In sound captures, a wait may seem to return up to 8 us before that end.
 """
 
+LATE_NS = 1_000_000
+"""What follows idle time begins late if it does so more than this after its launch.
+
+In sound captures, some of it begins within 40 us.
+"""
+
+IDLE_NS = 20_000
+"""A device is idle before an activity if nothing ran on it for longer than this."""
+
+MOST_STRETCHED = 100
+"""If clocks disagree, and one runs more than this times as fast as the other, their units differ."""
+
 MOST_ALWAYS_LOST = 0.01
 """Some launches may make no activity in any step: up to this fraction, what most steps lack counts as no loss.
 
@@ -94,6 +106,8 @@ MOST_NAMED = 8
 GROUP_END = "ncclGroupEnd"
 """NCCL's call that launches the collectives of a group."""
 
+UNITS = "times of host and device are in different units in this capture, so no time of the device is known"
+
 CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
 
 
@@ -117,6 +131,8 @@ class Recording:
         step_silent_ranges: Number of these in which a collective seems to be lost; see :func:`_count_silent_ranges`.
         launched: Number of activities whose launch is known.
         early: Number of these activities that begin before their launch.
+        late: Number of these activities that follow idle time, if all of the process begin late; else 0.
+        stretch: How many times as far apart these activities begin as their launches; 1 if that is not known.
         waits: Number of waits of the host for known work.
         early_waits: Number of these waits that returned before this work had ended.
     """
@@ -135,6 +151,8 @@ class Recording:
     step_silent_ranges: Ints
     launched: int
     early: int
+    late: int
+    stretch: float
     waits: int
     early_waits: int
 
@@ -185,8 +203,15 @@ class Recording:
         """Whether the clocks of host and device disagree; see the module's description."""
         if self.early > HANDFUL:
             return True
+        if self.late > HANDFUL and not self.loses_work:  # what was lost may have run before them
+            return True
         least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
         return self.early_waits > 0 and self.early_waits >= least * self.waits
+
+    @property
+    def units_differ(self) -> bool:
+        """Whether the times of host and device are in different units."""
+        return self.clocks_disagree and not 1 / MOST_STRETCHED <= self.stretch <= MOST_STRETCHED
 
     def notes(self, names: list[str]) -> tuple[str, ...]:
         """Return a doubt for each kind of damage; ``names`` are the names of the steps."""
@@ -238,7 +263,9 @@ class Recording:
         if (is_partial := is_partial & ~lacks_collectives).any():
             whose = "its" if is_partial.sum() == 1 else "their"
             notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
-        if self.clocks_disagree:
+        if self.units_differ:
+            notes.append(f"{UNITS} (activities begin {self.stretch:.4g} times as far apart as their launches)")
+        elif self.clocks_disagree:
             found = [
                 f"{count:,} of {of:,} {what}"
                 for count, of, what in (
@@ -247,6 +274,11 @@ class Recording:
                 )
                 if count
             ]
+            if self.late > HANDFUL:
+                found.append(
+                    f"all {self.late:,} activities before which the device was idle begin more than "
+                    f"{LATE_NS // 1_000_000} ms after their launch"
+                )
             notes.append(f"{CLOCKS} ({', '.join(found)})")
         return tuple(map(Doubt, notes))
 
@@ -311,6 +343,8 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         step_silent_ranges=step_silent_ranges,
         launched=launched,
         early=early,
+        late=_count_late_starts(trace, process),
+        stretch=_measure_stretch(trace, process),
         waits=waits,
         early_waits=early_waits,
     )
@@ -719,6 +753,34 @@ def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
     start_ns, launching = activities.start_ns[mine], trace.launching_calls[mine]
     is_early = [start_ns[rows] < trace.calls.start_ns[launching[rows]] for rows in parts_of(len(start_ns))]
     return len(start_ns), sum(int(found.sum()) for found in is_early)
+
+
+def _count_late_starts(trace: Trace, process: int) -> int:
+    """Return how many activities follow idle time of their device, if all activities with a known launch begin late."""
+    activities = trace.activities
+    rows = np.flatnonzero(activities.process == process)
+    launching = trace.launching_calls[rows]
+    delay_ns = activities.start_ns[rows] - take_or_unknown(trace.calls.start_ns, launching)
+    is_launched = launching != UNKNOWN
+    if not is_launched.any() or delay_ns[is_launched].min() <= LATE_NS:
+        return 0
+    late = 0
+    for device in distinct(activities.device[rows]):
+        own = np.flatnonzero(activities.device[rows] == device)
+        own = own[np.argsort(activities.start_ns[rows[own]], kind="stable")]
+        busy_until_ns = np.maximum.accumulate(activities.end_ns[rows[own]])
+        is_idle = activities.start_ns[rows[own[1:]]] - busy_until_ns[:-1] > IDLE_NS
+        late += int((is_idle & is_launched[own[1:]]).sum())
+    return late
+
+
+def _measure_stretch(trace: Trace, process: int) -> float:
+    """Return how many times as far apart activities begin as their launches; 1 if fewer than a handful are launched."""
+    mine = rows_of((trace.activities.process == process) & (trace.launching_calls != UNKNOWN))
+    start_ns, launch_ns = trace.activities.start_ns[mine], trace.calls.start_ns[trace.launching_calls[mine]]
+    if len(start_ns) <= HANDFUL or launch_ns.min() == launch_ns.max():
+        return 1.0
+    return float((start_ns.max() - start_ns.min()) / (launch_ns.max() - launch_ns.min()))
 
 
 def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
-from ddp_prof.analyze.core.recording import CLOCKS, Recording
+from ddp_prof.analyze.core.recording import CLOCKS, UNITS, Recording
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
@@ -439,6 +439,38 @@ class TestClocksThatDisagree:
         launches={"main": "aN......bM......cO......"},
         streams={7: ".aa......bb......cc.....", 9: "..NN......MM......OO...."},
     )
+
+    @staticmethod
+    def on_a_slow_clock(launches: str) -> Trace:
+        """A character is 10 us: 50 us of idle time before each step but the first."""
+        steps = {f"step {number}": "." * 8 * number + "########" for number in range(5)}
+        streams = {7: ".aa.....bb......cc......dd......ee......"}
+        return launching(draw_trace(ranges=steps, launches={"main": launches}, streams=streams, character_ns=10_000))
+
+    @pytest.mark.parametrize(
+        ("launches", "late_ns", "disagree"),
+        [
+            ("a.......b.......c.......d.......e.......", 1_000_000, False),
+            ("a.......b.......c.......d.......e.......", 1_010_000, True),
+            ("a.......bf......c.......d.......e.......", 1_010_000, False),  # what was lost may have run before
+        ],
+    )
+    def test_a_device_that_is_idle_begins_some_work_soon(self, launches: str, late_ns: int, disagree: bool) -> None:
+        """No wait of the host was recorded: a clock off by 140 ms was said to be a host that runs ahead."""
+        late = shifted(self.on_a_slow_clock(launches), late_ns)
+        assert one_rank(late).clocks_disagree is disagree
+        told = "all 4 activities before which the device was idle begin more than 1 ms after their launch"
+        assert any(told in warning for warning in measure_overlap(late).warnings) is disagree
+
+    @pytest.mark.parametrize("times", [1000, 0.001])
+    def test_times_in_other_units_tell_nothing(self, times: float) -> None:
+        """As of kernels in ns beside a host in us: communication took a thousand times as long."""
+        trace = self.on_a_slow_clock("a.......b.......c.......d.......e.......")
+        table = trace.activities
+        start_ns, end_ns = ((of * times).astype(np.int64) for of in (table.start_ns, table.end_ns))
+        rank = one_rank(replace(trace, activities=replace(table, start_ns=start_ns, end_ns=end_ns)))
+        assert (rank.reason, rank.compute_ns, rank.comm_ns) == (UNITS, None, None)
+        assert {(step.window_ns, step.length.ns, step.length.idle_ns) for step in rank.steps} == {(None,) * 3}
 
     def test_communication_outside_of_steps_was_launched_all_the_same(self) -> None:
         """It ran during steps, by the other clock, and is no reason to give up their figures."""
