@@ -262,11 +262,15 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     beyond = " Their copies into and out of buckets, and what they slow, are left out, too, and not in the bound."
     if repeated.are_sharded:
         spared = "set_requires_gradient_sync(False) of fully_shard, or no_sync() of FullyShardedDataParallel,"
-    by_size = ", if its passes of backward, which reduce the same sizes, are of one model"
+    # Two models of equal sizes, as the generators of a CycleGAN, reduce buckets of equal numbers in one pass.
+    are_in_one_pass = any(len(set(one[2])) < turns for one, turns in zip(of_steps, times.tolist(), strict=True))
+    of_one_model = ", if all of these are buckets of one model" if are_in_one_pass else ""
+    if UNKNOWN in repeated.bucket:
+        of_one_model = ", if its passes of backward, which reduce the same sizes, are of one model"
     return Finding(
         "buckets reduced several times",
         f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}"
-        f"{by_size if UNKNOWN in repeated.bucket else ''}.",
+        f"{of_one_model}.",
         f"If the step accumulates gradients, {spared} around forward and backward of all micro-batches but the last "
         f"leaves the other reductions out.{'' if cost_ns is None else beyond}",
         ranks,
@@ -347,7 +351,10 @@ _LATE, _LEAST_BUCKETS = 0.8, 3
 """The first bucket is late if launched after this fraction of backward; passes with fewer buckets do not count."""
 _SIZES_BY_PROFILER = "torch.profiler writes them for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
 _SIZES_BY_NSYS = "NCCL 2.16 and later tells them to nsys, and 'nsys export --include-json=true' keeps them"
-_SIZES_OF_GLOO_BY_PROFILER = "torch.profiler writes them for gloo with record_shapes=True"
+_SIZES_OF_GLOO_BY_PROFILER = (
+    "torch.profiler writes them for gloo with record_shapes=True; 'ddp-prof capture', which does not set it, marks the "
+    "buckets of DDP by --profiler nsys"
+)
 _NO_SIZES_IN_GRAPHS = (
     "the trace does not tell the sizes of collectives that a CUDA graph launches: record some steps without graphs, "
     "or, with PyTorch later than 2.13, export by export_chrome_trace(cuda_graph_annotations=...)"

@@ -111,12 +111,13 @@ def ddp_on_gloo(*collectives: tuple[str, str, int, int, int]) -> list[str]:
 
 
 def test_what_records_the_sizes_of_gloo_is_said_of_gloo(tmp_path: Path) -> None:
-    """It was said that torch.profiler writes them for NCCL."""
+    """It was said that torch.profiler writes them for NCCL, and how by a profiler that capture starts by itself."""
     both = [("cpu_op", "c10d::allreduce_", 41, 42, 99), ("user_annotation", "gloo:all_reduce", 45, 50, 2)]
     both += [("cpu_op", "c10d::allreduce_", 42, 43, 99), ("user_annotation", "gloo:all_reduce", 52, 60, 2)]
     (run,) = load_runs(write(tmp_path / "job.json", ddp_on_gloo(*both)))
     (reason,) = {one.reason for one in run.doctor().abstained if "sizes of collectives" in one.reason}
-    assert reason.endswith("torch.profiler writes them for gloo with record_shapes=True")
+    assert "torch.profiler writes them for gloo with record_shapes=True" in reason
+    assert reason.endswith("'ddp-prof capture', which does not set it, marks the buckets of DDP by --profiler nsys")
 
 
 def test_what_records_the_sizes_of_collectives_in_cuda_graphs_is_said_of_these(tmp_path: Path) -> None:
