@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,7 @@ def tune(
     from ddp_prof.capture.preflight import why_not_startable
     from ddp_prof.signals import Stopped, stop_on_signals
     from ddp_prof.tune.measure import Program
-    from ddp_prof.tune.report import plan_lines, warning_of
+    from ddp_prof.tune.report import kept_note, plan_lines, warning_of
     from ddp_prof.tune.session import Limits
     from ddp_prof.tune.store import Store
     from ddp_prof.tune.tries import parse_tries
@@ -137,23 +138,27 @@ def tune(
     context.with_resource(protect_files(Path(word) for word in program if Path(word).is_file()))
     _refuse_page(page, store)
     progress: Callable[[str], None] = _leave_out if is_quiet() else _report
-    progress(f"note: {warning_of(limits, job)}")
+    announce = cache(lambda: progress(f"note: {warning_of(limits, job)}"))
+    tuned = replace(job, on_start=announce)
     because = session = None
     try:
         with stop_on_signals(), _hold_folder_of(store):
             if not tries:
-                candidates = _choose(job, store, environ, limits.worth, progress)
+                candidates = _choose(tuned, store, environ, limits.worth, progress)
                 if not candidates.tries:
                     _show_nothing(candidates, page, output)
                     return
                 tries = candidates.tries
             # Measure, or with --plan only say what measuring would take.
-            session = _session(job, tries, Store(store, job, tries, Path.cwd(), environ), limits, environ, progress)
-            if plan:
-                for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
+            session = _session(tuned, tries, Store(store, job, tries, Path.cwd(), environ), limits, environ, progress)
+            result = None if plan else session.run()
+            today = session.run_today()
+            if not announce.cache_info().currsize:
+                progress(f"note: {kept_note(store)}")
+            if result is None:
+                for line in plan_lines(limits, today, session.verdicts(of_all_kept=True)):
                     say(line)
                 return
-            result = session.run()
             if why and result.best:
                 because = _explain(job, result.best, store, environ, progress)
     except Stopped as stop:

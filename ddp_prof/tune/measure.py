@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -123,6 +123,7 @@ class Program:
         steps: Number of measured steps.
         is_recorded: Whether ``command`` contains a recorder; then the program is also marked with ranges.
         in_process: Whether all tries are blocks of steps in one run, instead of one run for each try.
+        on_start: Called before each run.
     """
 
     command: tuple[str, ...]
@@ -130,6 +131,7 @@ class Program:
     steps: int
     is_recorded: bool = False
     in_process: bool = False
+    on_start: Callable[[], None] = lambda: None
 
     def variables(
         self, tried: Try, folder: Path, environ: Mapping[str, str], blocks: Sequence[Mapping[str, Value]] = ()
@@ -203,6 +205,7 @@ class Program:
         self, tried: Try, blocks: Sequence[Mapping[str, Value]], environ: Mapping[str, str], limit_s: int | None
     ) -> list[RankFile]:
         """Run the program and return what its ranks wrote; raises as :meth:`measure`."""
+        self.on_start()
         with scratch_folder() as scratch:
             folder, log = scratch / "ranks", scratch / "output"
             folder.mkdir()

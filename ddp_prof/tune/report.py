@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ddp_prof.benchmark.findings import LEAST_PAIRS
@@ -105,7 +106,9 @@ def conclusion_of(tuning: Tuning) -> list[str]:
         if verdict.outcome == FASTER and verdict.losses != CHANGED and verdict.tried.changes_numerics
     ]
     if best is None:
-        what = "no try that leaves the gradients as they are" if numeric else "no try"
+        changes = any(verdict.outcome == FASTER and verdict.losses == CHANGED for verdict in tuning.verdicts)
+        left = " and ".join([*(["gradients"] * bool(numeric)), *(["losses"] * changes)])
+        what = f"no try that leaves {left} as they are" if left else "no try"
         return [f"nothing recommended: {what} is known to be faster than today's settings", *numeric]
     lines = [f"recommended: {best.tried.line}"]
     if rivals := rivals_of(best, tuning.verdicts):
@@ -304,6 +307,11 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
         source = "as those measured so far" if known else f"by {_percent(spread)}"
         lines.append(f"{rounds} rounds can show a gain of {_percent(shown)}, if pairs of runs vary {source}")
     return lines
+
+
+def kept_note(store: Path) -> str:
+    """Return a line for users whose program was not started, as the store has all runs that were asked for."""
+    return f"the program was not started: {store} has these runs from before; another --store measures them anew"
 
 
 def warning_of(limits: Limits, program: Program) -> str:

@@ -154,6 +154,9 @@ def test_a_try_that_changes_losses_is_never_recommended() -> None:
     assert result.best.tried.label == "static_graph=True"
     assert "A=1: 20" in sentences(result)
     assert "its losses differ by 0.01 of their size: not recommended" in sentences(result)
+    # It was said that no try is known to be faster.
+    (alone,) = conclusion_of(tune(program, "A=1"))
+    assert alone.startswith("nothing recommended: no try that leaves losses as they are is known to be faster")
 
 
 def test_a_try_that_changes_gradients_by_design_is_faster_and_not_recommended() -> None:

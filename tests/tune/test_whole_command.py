@@ -92,10 +92,17 @@ def check_failing(folder: Path, document: dict[str, Any], launcher: tuple[str, .
 def test_a_try_that_fails_stops_no_other(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once more, the same command starts nothing, and says so: it said that the program is started."""
     monkeypatch.setenv("PATH", programs["PATH"])
-    done = run(*command(tmp_path, TRIES, FORKED, 2, FAILING))
+    words = command(tmp_path, TRIES, FORKED, 2, FAILING)
+    done = run(*words)
     assert done.exit_code == 0, done.output
     check_failing(tmp_path, json.loads(done.stdout), FORKED)
+    assert done.stderr.startswith("note: the program is started once per try in each of up to 2 rounds")
+    again = run(*words)
+    assert (again.exit_code, again.stdout) == (0, done.stdout)
+    kept = "has these runs from before; another --store measures them anew"
+    assert again.stderr == f"note: the program was not started: {tmp_path / 'tune.db'} {kept}\n"
 
 
 def test_who_was_killed_is_said_in_place_of_torchruns_summary() -> None:
