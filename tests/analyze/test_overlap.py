@@ -368,6 +368,20 @@ def test_a_step_on_a_cpu_of_which_nothing_was_recorded_does_not_count() -> None:
     assert left_out == "step 7 left out: nothing that its host did was recorded in it"
 
 
+def test_a_step_on_a_cpu_that_only_computes_counts() -> None:
+    """It accumulates gradients."""
+    accumulates = {"step|index=7": "##########", "forward": "####......", "backward": "....######"}
+    ranges = accumulates | {name: accumulates.get(name, "." * 10) + picture for name, picture in CPU.items()}
+    result = measure_overlap(draw_trace(ranges=ranges, ranks={PID: 1}))
+    assert [(step.step, step.collectives) for step in only_rank(result).steps] == [(7, 0), (1, 2)]
+    assert not any("left out: nothing" in note for note in result.warnings)
+
+
+def test_a_frame_has_a_value_per_cell() -> None:
+    frame = measure_overlap(draw_trace(ranges=CPU, ranks={PID: 1})).to_frame()
+    assert not [name for name in frame if isinstance(frame[name][0], (tuple, list))]
+
+
 def test_without_calls_it_is_not_known_that_nothing_stood_still_in_a_step() -> None:
     """No collective is known to be of the step, and it was said to stand still for none."""
     whole = {"ranges": {"step 0": "########"}, "streams": {7: ".aa..bb.", 9: "..NNN..."}}

@@ -436,6 +436,16 @@ def test_a_receive_that_runs_on_into_the_next_step_does_not_end_the_path() -> No
     assert [path.path_ns for path in paths_of(trace)] == [81, 45, 45, 27]
 
 
+def test_what_ends_where_the_next_step_begins_ends_the_path() -> None:
+    """The device works without a pause, and the host keeps up with it."""
+    trace = draw_trace(
+        ranges={"step 0": "#########.......", "step 1": ".........#######"},
+        launches={"main": "aNb......cMd...."},
+        streams={7: ".aaNNNbbbccMMMdd"},
+    )
+    assert [parts_of(path) for path in paths_of(trace)] == [(2 + 3, 3, 0), (2 + 2, 3, 0)]
+
+
 def communicates(device: Device) -> bool:
     """Whether a collective takes time: where none does, there are no paths."""
     return any(one.is_collective and one.end > one.start for one in device.operations)

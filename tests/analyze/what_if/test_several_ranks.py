@@ -42,7 +42,9 @@ def test_where_no_rank_can_be_used_the_reason_is_said() -> None:
 
 
 def test_what_is_so_for_the_job_is_not_left_out() -> None:
-    assert ask_of(RANK_0, RankStructure(SHARDED, rank=1, is_of_job=True), asked=[SMALLER]).reason == SHARDED
+    sharded = RankStructure(SHARDED, rank=1, is_of_job=True)
+    for other in (RANK_0, replace(BROKEN, rank=0)):
+        assert ask_of(other, sharded, asked=[SMALLER]).reason == SHARDED
 
 
 def test_a_calibration_may_have_such_a_rank_too() -> None:
