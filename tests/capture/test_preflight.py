@@ -48,6 +48,8 @@ def test_without_ranges_the_way_out_is_said(nsys: Nsys, has: Interpreter, reason
 )
 def test_the_python_of_a_launcher_is_asked(first_lines: str, folder: str, tmp_path: Path) -> None:
     python, launcher = tmp_path / folder / "python3", tmp_path / folder / "torchrun"
+    if " " in str(python) and first_lines.startswith("#!{python}"):
+        pytest.skip("no script begins so where the path has a blank")
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     launcher.write_text(first_lines.format(python=python) + "\n")

@@ -27,9 +27,10 @@ DEBIAN = 'ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian GNU/Linux 12
 # Lists one repository, knows the packages, "downloads" what lies in $POOL.
 APT_GET = """
 echo "apt-get $*" >>"$CALLS"
+for word; do case "$word" in *sourcelist=*) list="${word#*sourcelist=}" ;; esac; done
 case " $* " in
   *" indextargets "*) echo "http://mirror.invalid/debian/ bookworm main"; echo "http://else.invalid/ other main" ;;
-  *" update "*) cp "$(grep -o '/[^ ]*/sources.list' <<<"$*" | head -1)" "$POOL/sources.list" ;;
+  *" update "*) cp "$list" "$POOL/sources.list" ;;
   *" download "*) cp "$POOL"/nsight-systems*.deb . ;;
   *" install "*) cp "$POOL"/lib*.deb "$(sed 's/.*Dir::Cache::archives=//; s/ -o .*//' <<<"$*")" ;;
 esac
