@@ -18,14 +18,20 @@ Factor = Callable[[int, int], float]
 
 
 def capture(
-    factor: Factor, *, grid: int = 64, repeats: int = 1, beside: bool = False, odd_beside: bool = False
+    factor: Factor,
+    *,
+    steps: int = STEPS,
+    grid: int = 64,
+    repeats: int = 1,
+    beside: bool = False,
+    odd_beside: bool = False,
 ) -> Capture:
     """In each step six kernels of 1.0 to 1.5 ms, which scatter by 1 us, and a collective of 0.3 ms after them.
 
     With ``beside``, the collective runs as long as all of them; with ``odd_beside``, it does so in every second step.
     """
     found = Capture()
-    for step in range(2 * STEPS if odd_beside else STEPS):
+    for step in range(2 * steps if odd_beside else steps):
         begin = 30_000_000 * step + 1_000
         at = begin
         for number in range(KERNELS):
@@ -58,6 +64,12 @@ def test_of_a_slower_device_one_sentence_tells_all(tmp_path: Path, factor: float
     assert f"and run as often: the device is {which} clocks, or equal launches do {work} work" in said
     assert isinstance(found, dict)
     assert (found["kernels"], found["factor"]) == (6, pytest.approx(factor, abs=1e-3))
+
+
+def test_runs_may_have_other_numbers_of_steps(tmp_path: Path) -> None:
+    _, found = compared(tmp_path, capture(lambda *_: 1), capture(lambda *_: 1.1, steps=STEPS + 4))
+    assert isinstance(found, dict)
+    assert (found["kernels"], found["factor"]) == (6, pytest.approx(1.1, abs=1e-3))
 
 
 def test_a_gate_that_fails_says_so_too(tmp_path: Path) -> None:
