@@ -89,6 +89,9 @@ def _lost_collectives(job: Job, processes: Sequence[ProcessInventory], world: in
     if job.ranks is not None:
         return []
     if not job.part and world < 2 and sum(process.ranges > 0 for process in processes) < 2:
+        if world:  # it says itself that it is alone
+            several = "start several, as by 'torchrun --nproc-per-node 2', to see what they exchange"
+            return [f"the only rank has no other to communicate with (world size 1): {several}"]
         several = "does the launcher start several that train (DDP, FSDP2, backward, optimizer)?"
         return [f"only one process was recorded: {several}"]
     is_recorded = job.on_gpus or any(process.kernels or process.marked_collectives for process in processes)
