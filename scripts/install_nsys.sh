@@ -13,7 +13,8 @@
 #   NSYS_PREFIX      the private folder                                     (default: .nsys in the checkout)
 #   NSYS_FETCH       0: fetch nothing                                       (default: 1)
 #   NSYS_RELEASE     the distribution's release to fetch it from, such as experimental, which has Debian's newest; its
-#                    libraries come from the system's release               (default: the system's)
+#                    libraries come from the system's release               (default: the system's; on Ubuntu 22.04 noble,
+#                    as its own nsys, 2021.3, writes no .nsys-rep files)
 #   NSYS_ARCHIVE     a file made by --pack, with its checksum (FILE.sha256): it is unpacked, and nothing fetched
 #   OS_RELEASE       the file that names the distribution                   (default: /etc/os-release)
 #
@@ -32,7 +33,6 @@ fail() {
   exit 1
 }
 
-from="${release:+/$release}" # as apt names a package of a release
 by_hand="install Nsight Systems from developer.nvidia.com/nsight-systems and set NSYS=/path/to/nsys, or use PROFILER=kineto"
 
 stop_tree() {
@@ -64,6 +64,8 @@ require_distribution() {
     debian) components="main contrib non-free" keyrings="debian-archive-keyring" ;;
     *) components="main restricted universe multiverse" keyrings="ubuntu-archive-keyring" ;;
   esac
+  [ "$codename" != jammy ] || release="${release:-noble}"
+  from="${release:+/$release}" # as apt names a package of a release
   architecture="$(dpkg --print-architecture)"
   case "$architecture" in
     amd64 | arm64) ;;

@@ -292,6 +292,17 @@ def test_another_release_can_be_named(repository: Checkout, tmp_path: Path) -> N
     assert "from debian experimental" in done.stderr
 
 
+def test_a_system_whose_nsys_is_too_old_gets_that_of_the_next_one(repository: Checkout, tmp_path: Path) -> None:
+    """That of Ubuntu 22.04 writes .qdrep files: it recorded nothing that was found."""
+    (tmp_path / "os-release").write_text("ID=ubuntu\nVERSION_CODENAME=jammy\nUBUNTU_CODENAME=jammy\n")
+    repository.program("apt-get", APT_GET.replace("debian/ bookworm", "ubuntu/ jammy"))
+    done = repository.run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert "from ubuntu noble" in done.stderr
+    sources = (tmp_path / "pool/sources.list").read_text().splitlines()
+    assert [line.split()[-5] for line in sources] == ["jammy", "noble"]
+
+
 @pytest.fixture
 def packed(repository: Checkout, tmp_path: Path) -> Path:
     """An archive of what the repository has, with an importer that is a program of the machine."""
