@@ -152,7 +152,7 @@ def open_database(path: Path, layout: Tables = TABLES) -> Database:
     """
     from sqlite_utils import Database
 
-    with _translate_errors(path):
+    with _translate_errors(path, layout):
         path.parent.mkdir(parents=True, exist_ok=True)
         database = Database(path)
         if (tables := database.table_names()) and not layout.keys() & {*tables}:
@@ -220,7 +220,7 @@ def load_tables(path: Path, layout: Tables) -> list[tuple[Any, ...]]:
     """
     # Without sqlite-utils: it would load pandas, which takes longer than the reading.
     address = f"{path.absolute().as_uri()}?mode=ro"
-    with _translate_errors(path), closing(sqlite3.connect(address, uri=True)) as connection:
+    with _translate_errors(path, layout), closing(sqlite3.connect(address, uri=True)) as connection:
         until = monotonic() + MOST_S
         connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_PER_CHECK)  # true ends the query
         connection.row_factory = sqlite3.Row
@@ -269,7 +269,7 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
 
 
 @contextmanager
-def _translate_errors(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path, layout: Tables = TABLES) -> Iterator[None]:
     """Raise TraceError, with what to do, for errors of SQLite or the system about the database in the block."""
     try:
         yield
@@ -282,4 +282,5 @@ def _translate_errors(path: Path) -> Iterator[None]:
         raise
     except sqlite3.DatabaseError as error:
         hint = "name another file, or move this one away"
-        raise TraceError(path, f"not a results database ({error})", hint) from error
+        kind = "a results database" if layout is TABLES else f"a database of {next(iter(layout))}"
+        raise TraceError(path, f"not {kind} ({error})", hint) from error

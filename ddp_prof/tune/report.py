@@ -107,7 +107,7 @@ def conclusion_of(tuning: Tuning) -> list[str]:
     ]
     if best is None:
         changes = any(verdict.outcome == FASTER and verdict.losses == CHANGED for verdict in tuning.verdicts)
-        left = " and ".join([*(["gradients"] * bool(numeric)), *(["losses"] * changes)])
+        left = " and ".join([*(["the gradients"] * bool(numeric)), *(["the losses"] * changes)])
         what = f"no try that leaves {left} as they are" if left else "no try"
         return [f"nothing recommended: {what} is known to be faster than today's settings", *numeric]
     lines = [f"recommended: {best.tried.line}"]
@@ -323,6 +323,6 @@ def warning_of(limits: Limits, program: Program) -> str:
             "once for each try that is faster"
         )
     return (
-        f"the program is started {often} and ends after its last measured step: if it writes checkpoints or logs, let "
+        f"the program is started {often}, and ends after its last measured step: if it writes checkpoints or logs, let "
         "it leave them out where DDP_PROF_TUNE=1 is set"
     )

@@ -156,7 +156,7 @@ def test_a_try_that_changes_losses_is_never_recommended() -> None:
     assert "its losses differ by 0.01 of their size: not recommended" in sentences(result)
     # It was said that no try is known to be faster.
     (alone,) = conclusion_of(tune(program, "A=1"))
-    assert alone.startswith("nothing recommended: no try that leaves losses as they are is known to be faster")
+    assert alone.startswith("nothing recommended: no try that leaves the losses as they are is known to be faster")
 
 
 def test_a_try_that_changes_gradients_by_design_is_faster_and_not_recommended() -> None:
@@ -318,7 +318,7 @@ def test_a_file_that_is_something_else_is_left(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("mine")
     store = Store(file, PROGRAM, parse_tries(["static_graph"]), tmp_path)
-    with pytest.raises(TraceError, match="not a results database"):
+    with pytest.raises(TraceError, match=r"not a database of tunings \(file is not a database\): name another file"):
         tune(Simulated(), "static_graph", store=store)
     assert file.read_text() == "mine"
 
