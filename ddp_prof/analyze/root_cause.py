@@ -26,6 +26,7 @@ from ddp_prof.analyze.collectives.timing import (
 )
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.statistics import WORTH
 from ddp_prof.communication import ALL_REDUCE, REDUCE, REDUCE_SCATTER
 from ddp_prof.manifest import Manifest
 from ddp_prof.table import Brief, Ints
@@ -34,8 +35,6 @@ from ddp_prof.variants import BYTES_PER_MB
 
 LARGE_PART, MOST = 0.25, 0.5
 """Smallest fractions of the exposed time that are a large part, or most, of it."""
-WORTH = 0.01
-"""Smallest fraction of the step's length for which advice is given."""
 
 
 @dataclass(frozen=True, slots=True)

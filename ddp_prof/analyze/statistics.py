@@ -30,6 +30,9 @@ LEAST_STEPS = 3
 """An interval needs at least this number of steps, or other units."""
 
 FEW_STEPS = "too few steps for an interval"
+WORTH = 0.01
+"""What takes less than this fraction of a step is worth no finding and no advice."""
+
 EACH_ALONE = "each interval is for itself: about one in twenty misses the true value"
 """Note under a table with several ratios and their intervals."""
 
@@ -48,6 +51,9 @@ mean_per_draw: Statistic = partial(np.mean, axis=(1, 2))
 
 IN_TWENTIETH, IN_FORTIETH = 0.05, 0.025
 """Parts of all values that lie beyond one end of an interval of 90 %, and beyond one end of an interval of 95 %."""
+
+MISSES = 2 * IN_FORTIETH
+"""How often an interval of 95 % misses the true value."""
 
 _QUANTILES = {
     IN_TWENTIETH: (1.644854, (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)),

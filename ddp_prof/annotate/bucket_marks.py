@@ -135,7 +135,7 @@ class BucketMarks:
             if self._divides_by_active_ranks:
                 self._warn_of_join()
             elif not self._is_installed:
-                _register_with_torch(self._ddp, None, CommHook(self._reduce, None))
+                _register_with_torch(self._ddp, CommHook(self._reduce, None))
                 self._is_installed = True
 
     def end_forward(self) -> None:
@@ -178,7 +178,7 @@ class BucketMarks:
         if self._hook is None and self._is_installed:  # ours is registered and calls the user's from now on
             self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
         else:
-            _register_with_torch(self._ddp, None, CommHook(self._reduce, hook))
+            _register_with_torch(self._ddp, CommHook(self._reduce, hook))
         self._state, self._hook, self._is_installed = state, hook, True
 
     def _reduce(self, bucket: Any) -> Any:
@@ -217,10 +217,10 @@ class CommHook:
 
 
 @unseen
-def _register_with_torch(ddp: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+def _register_with_torch(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     """Register a communication hook as torch does, though :func:`_follow_registration` has replaced its method."""
     method: Any = DistributedDataParallel.register_comm_hook
-    getattr(method, "__wrapped__", method)(ddp, state, hook)
+    getattr(method, "__wrapped__", method)(ddp, None, hook)  # None: the hook has no state
 
 
 def _follow_registration() -> None:

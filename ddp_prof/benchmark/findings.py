@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 
 from ddp_prof.analyze import DEFINITIONS
-from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.analyze.statistics import MISSES, bootstrap_interval
 from ddp_prof.benchmark.bucket_model import (
     BucketModel,
     LinkModel,
@@ -294,14 +294,10 @@ def _interval_of_chosen(values: Sequence[float], chosen_of: int) -> tuple[float,
     often as below. So it holds however the values scatter, also far out, where a bootstrap of few values shows nothing.
     """
     ordered, beyond, misses = sorted(values), 0, 2 / 2 ** len(values)
-    while misses <= _MISSES / chosen_of:
+    while misses <= MISSES / chosen_of:
         beyond += 1
         misses += 2 * math.comb(len(values), beyond) / 2 ** len(values)
     return (ordered[beyond - 1], ordered[-beyond]) if beyond else None
-
-
-_MISSES = 0.05
-"""How often an interval of 95 % misses the true value."""
 
 
 @dataclass(frozen=True, slots=True)

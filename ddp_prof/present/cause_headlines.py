@@ -17,9 +17,10 @@ from ddp_prof.analyze.collectives.exposed_time import (
     UNKNOWN_WHY,
 )
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
+from ddp_prof.analyze.statistics import WORTH
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.columns import milliseconds, percent, size
-from ddp_prof.present.headlines import WORTH_ADVICE, Headline
+from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import collective_name
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
@@ -230,7 +231,7 @@ def _culprit_name(cause: RootCause, shown: int = _SHOWN_PARAMETERS) -> str:
 
 def _is_small(cause: RootCause) -> bool:
     """Return whether the cause explains too little of the step for advice."""
-    return bool(cause.step_ns) and cause.pair_ns < WORTH_ADVICE * (cause.step_ns or 0)
+    return bool(cause.step_ns) and cause.pair_ns < WORTH * (cause.step_ns or 0)
 
 
 _SHOWS_WHO = " 'ddp-prof skew' shows whether the same rank is late each time."

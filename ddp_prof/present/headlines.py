@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.collectives.results import BESIDE
 from ddp_prof.analyze.core.blocking import ON_OTHER_DEVICE
 from ddp_prof.analyze.overlap import RankOverlap
-from ddp_prof.analyze.statistics import CHANGES_OVERLAP, Outliers
+from ddp_prof.analyze.statistics import CHANGES_OVERLAP, WORTH, Outliers
 from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
@@ -20,8 +20,6 @@ from ddp_prof.variants import is_baseline
 if TYPE_CHECKING:
     from ddp_prof.analyze.cost import Bounds, Cost
 
-WORTH_ADVICE = 0.01
-"""Advice is given, and contention is mentioned, if it is about at least this fraction of the step."""
 _LEAST_IDLE = 0.05
 """Idle time is reported first if it is longer than the exposed time and than this fraction of the step."""
 _WHOLE = 0.9
@@ -58,7 +56,7 @@ def gain_headline(summary: VariantSummary, cost: Cost | None = None) -> str:
             only if its interval is known, which few steps do not tell, and does not include 0.
     """
     step_ns, contention_ns = summary.communicating_step_ns, cost.contention_ns if cost and slows(cost) else None
-    if not step_ns or not contention_ns or contention_ns < WORTH_ADVICE * step_ns:
+    if not step_ns or not contention_ns or contention_ns < WORTH * step_ns:
         return _gain_text(summary)
     share = f"{milliseconds(contention_ns)} per step ({_fine_percent(contention_ns / step_ns)})"
     return f"{_gain_text(summary)} But it slows the compute that hides it: by {share}."

@@ -19,8 +19,9 @@ from ddp_prof.analyze.collectives.timing import (
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.doctor.bucket_size import OF_MANY, OF_ONE, bucket_cap_mb
-from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
+from ddp_prof.analyze.statistics import WORTH
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
 from ddp_prof.columns import milliseconds, percent, size
 from ddp_prof.communication import ALL_GATHER, BARRIER, BROADCAST, OPERATIONS, POINT_TO_POINT, REDUCE, REDUCE_SCATTER

@@ -49,9 +49,6 @@ from ddp_prof.table import (
 )
 from ddp_prof.trace import HOST_WAITS, Category, SyncKind
 
-WORTH = 0.01
-"""Waits and exposed time are reported if they take more than this fraction of a step."""
-
 _OF_DATA_PARALLEL = {BROADCAST, REDUCE, GATHER, SCATTER, PEER_COPY}
 """The operations of ``torch.nn.DataParallel``."""
 

@@ -49,7 +49,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, measure_contention
 from ddp_prof.analyze.kernels.kernel_times import KernelRuns
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
-from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
+from ddp_prof.analyze.statistics import MISSES, half_width_of_change, half_width_of_steps, mean_per_draw
 from ddp_prof.analyze.why_unknown import INCOMPLETE_COMMUNICATES, LOST_MAY_COMMUNICATE, NO_COMMUNICATION, NOT_TIMED
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_ROOM, column, derived, result_columns
 from ddp_prof.manifest import Caveat
@@ -379,8 +379,8 @@ def subtract_budgets(before: Budget, after: Budget) -> Change:
     tested = before.half_width_ns.keys() & after.half_width_ns.keys() & {*PARTS}
     # How much wider an interval is that holds together with the others, by the normal distribution. The step has half
     # of all misses, as it is what most want to know; the parts share the other half.
-    usual = NormalDist().inv_cdf(1 - _MISSES / 2)
-    of_step, of_part = (NormalDist().inv_cdf(1 - _MISSES / 4 / number) / usual for number in (1, max(1, len(tested))))
+    usual = NormalDist().inv_cdf(1 - MISSES / 2)
+    of_step, of_part = (NormalDist().inv_cdf(1 - MISSES / 4 / number) / usual for number in (1, max(1, len(tested))))
     for name in ("step", *PARTS):
         old, new = getattr(before, f"{name}_ns"), getattr(after, f"{name}_ns")
         if old is not None and new is not None:
@@ -390,9 +390,6 @@ def subtract_budgets(before: Budget, after: Budget) -> Change:
                 half_width[name] = round((of_step if name == "step" else of_part) * width)
     return Change(before=before.label, after=after.label, half_width_ns=half_width, **found)  # type: ignore[arg-type]
 
-
-_MISSES = 0.05
-"""How often an interval of 95 % misses the true value."""
 
 LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
 _START = "start"

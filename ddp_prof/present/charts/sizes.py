@@ -28,14 +28,13 @@ class SizePoint(NamedTuple):
     step_half_ms: float | None = None
 
 
-def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle: str, height: int = 180) -> Chart:
+def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle: str) -> Chart:
     """Draw a line for the step, one for the measured tail, and a dashed one for the expected tail.
 
     Args:
         points: The measurements, one for each bucket size.
         gradient_bytes: Size of all gradients, if known: buckets that can hold them all are marked as ``one bucket``.
         subtitle: Text below the title, in which names must be escaped.
-        height: Pixels without margins.
     """
     points = sorted(points)
     sizes = [point.mb for point in points]
@@ -63,7 +62,7 @@ def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle
         for mb in sizes
     ]
     return make_chart(
-        traces, title=_title(points), subtitle=subtitle, height=height, t=110, b=70, l=60, r=20, **STILL, legend=LEGEND,
+        traces, title=_title(points), subtitle=subtitle, height=180, t=110, b=70, l=60, r=20, **STILL, legend=LEGEND,
         xaxis=axis(
             "bucket size (MiB, log scale)", type="log", fixedrange=True, tickmode="array", tickvals=sizes,
             ticktext=ticks,

@@ -13,6 +13,7 @@ from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
+from ddp_prof.analyze.statistics import WORTH
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.why_unknown import NOTHING_LEFT
 from ddp_prof.columns import Row, milliseconds, percent
@@ -21,7 +22,6 @@ from ddp_prof.notes import Doubt
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short
 from ddp_prof.present.columns import in_percent, times_of, values_of
 from ddp_prof.present.headlines import (
-    WORTH_ADVICE,
     communicating_steps_text,
     cost_text,
     gain_headline,
@@ -264,7 +264,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     # Advice that follows from the cause comes after it, and not without it; a finding of the doctor comes before, if it
     # may gain much.
     is_of_cause = of_cause and all(_gains_little(run, one) for one in findings) and not summary.reason and not run.idle
-    little = f" {count_noun(len(findings), 'finding')} below {percent(WORTH_ADVICE)} of a step." if findings else ""
+    little = f" {count_noun(len(findings), 'finding')} below {percent(WORTH)} of a step." if findings else ""
     change = ("change", f"{of_cause}{little}" if is_of_cause else _short_advice(run))
     return [
         ("missing", result.missing and result.missing.text),
@@ -302,7 +302,7 @@ def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
 def _gains_little(run: SummarizedRun, finding: Finding) -> bool:
     """Return whether the expected gain of a finding is known, and too small to be the first advice."""
     step_ns, gain_ns = run.summary.step_ns, finding.gain_high_ns
-    return step_ns is not None and gain_ns is not None and gain_ns < WORTH_ADVICE * step_ns
+    return step_ns is not None and gain_ns is not None and gain_ns < WORTH * step_ns
 
 
 def _short_advice(run: SummarizedRun) -> str:

@@ -13,7 +13,7 @@ from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
 from ddp_prof.table import UNKNOWN
-from ddp_prof.trace import Trace
+from ddp_prof.trace import Kind, Trace
 from tests.drawing import column, draw_trace
 from tests.measuring import collectives_of
 
@@ -216,16 +216,17 @@ def test_a_device_does_not_communicate_if_another_one_does_in_a_whole_step(
 
 
 @pytest.mark.parametrize(
-    ("later_ns", "kernels", "counted"),
+    ("later_ns", "kernels", "kind", "counted"),
     [
-        (0, "aa......bb......cc......", [0, 2]),
-        (1, "aa......bb......cc......", [0, 2]),
-        (0, "a.......b.......c.......", [0, 1, 2]),  # whole microseconds: it may have taken half of one
-        (1, "a.......b.......c.......", [0, 2]),
+        (0, "aa......bb......cc......", Kind.KERNEL, [0, 2]),
+        (1, "aa......bb......cc......", Kind.KERNEL, [0, 2]),
+        (0, "a.......b.......c.......", Kind.KERNEL, [0, 1, 2]),  # whole microseconds: it may have taken half of one
+        (1, "a.......b.......c.......", Kind.KERNEL, [0, 2]),
+        (1, "aa......bb......cc......", Kind.COPY, [0, 1, 2]),
     ],
 )
 def test_a_step_with_a_kernel_that_takes_no_time_does_not_count(
-    later_ns: int, kernels: str, counted: list[int]
+    later_ns: int, kernels: str, kind: Kind, counted: list[int]
 ) -> None:
     trace = draw_trace(
         ranges=THREE_STEPS,
@@ -239,6 +240,7 @@ def test_a_step_with_a_kernel_that_takes_no_time_does_not_count(
         trace.activities,
         end_ns=np.where(is_b, trace.activities.start_ns, trace.activities.end_ns),
         name_id=np.zeros_like(trace.activities.name_id),
+        kind=np.where(is_b, kind, trace.activities.kind),
     )
     assert steps_of(launching(replace(trace, activities=activities))) == counted
 
