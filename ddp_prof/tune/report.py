@@ -71,7 +71,7 @@ def sentence_of(verdict: Verdict, worth: float) -> str:
     if verdict.outcome == EQUAL:
         return f"{label}: no difference of {_percent(worth)} or more (gain {_interval(gain)})"
     # It cannot be told: say what more rounds could show.
-    could = ""
+    could = f"; a verdict needs {LEAST_PAIRS}" if gain.pairs < LEAST_PAIRS else ""
     if verdict.more and verdict.could_show is not None:
         could = f"; {verdict.more} more rounds could show a gain of {_percent(verdict.could_show)}"
     known = f"gain {_interval(gain)}" if gain.low is not None else f"{gain.pairs} pair{'s' * (gain.pairs != 1)}"

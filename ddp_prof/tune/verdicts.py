@@ -41,7 +41,7 @@ class Verdict:
             (from run to run, with today's settings, too) or ``not seen``.
         loss_difference: The largest relative difference from today's losses; ``None`` if not known.
         reason: Why it failed.
-        more: If the outcome is ``cannot be told``, a number of further rounds.
+        more: If the outcome is ``cannot be told`` after enough pairs for a verdict, a number of further rounds.
         could_show: The smallest gain that these further rounds could show, as a fraction of a step.
     """
 
@@ -100,8 +100,9 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
         return Verdict(tried, FAILS, reason=failures[-1].reason, **known)  # type: ignore[arg-type]
     outcome = outcome_of(gain, worth)
     more, could_show = (None, None)
-    if outcome == OPEN and gain and gain.spread is not None:
-        more = max(LEAST_PAIRS, gain.pairs)
+    # A few pairs may be alike by chance, and would promise that more of them show a tiny gain.
+    if outcome == OPEN and gain and gain.spread is not None and gain.pairs >= LEAST_PAIRS:
+        more = gain.pairs
         could_show = smallest_shown(gain.spread, gain.pairs + more, tries)
     reason = failures[-1].reason if failures and not pairs else None
     return Verdict(tried, outcome, reason=reason, more=more, could_show=could_show, **known)  # type: ignore[arg-type]

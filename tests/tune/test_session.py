@@ -62,9 +62,10 @@ def test_a_round_runs_each_open_try_once_and_a_decided_one_no_more() -> None:
 
 
 def test_no_verdict_before_six_pairs() -> None:
-    assert outcomes(tune(Simulated({"static_graph=True": 0.5}), "static_graph", rounds=5)) == {
-        "static_graph=True": "cannot be told"
-    }
+    few = tune(Simulated({"static_graph=True": 0.5}), "static_graph", rounds=5)
+    assert outcomes(few) == {"static_graph=True": "cannot be told"}
+    # Two pairs that were alike by chance promised: 6 more rounds could show a gain of 0.9 %.
+    assert sentence_of(few.verdicts[0], 0.01) == "static_graph=True: cannot be told (5 pairs); a verdict needs 6"
     result = tune(Simulated({"static_graph=True": 0.5}), "static_graph", rounds=20)
     assert (result.rounds, outcomes(result)) == (6, {"static_graph=True": "faster"})
 
