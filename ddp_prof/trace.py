@@ -113,7 +113,7 @@ class Spans(Table):
 
 @dataclass(frozen=True)
 class Calls(Table):
-    """CUDA API calls that launched something; ``lane`` is the calling thread."""
+    """API calls, of CUDA or another runtime; ``lane`` is the calling thread, :attr:`Trace.is_launch` tells launches."""
 
     start_ns: Ints
     process: Ints

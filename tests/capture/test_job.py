@@ -986,7 +986,8 @@ def test_a_part_says_what_it_holds_and_when_to_read_all(
     done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--", script, *nodes)
     assert done.exit_code == 0, done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last == f"recorded {recorded} have ended, too, read all files with 'ddp-prof overlap {tmp_path / 'out'}'"
+    read_all = f"ddp-prof overlap {shlex.quote(str(tmp_path / 'out'))}"
+    assert last == f"recorded {recorded} have ended, too, read all files with '{read_all}'"
 
 
 @pytest.mark.parametrize("name", ["train.sqlite", "train.rank1.sqlite", "train.run.json", "train.rank0.json.gz"])
