@@ -123,6 +123,15 @@ update_lists() {
   fi
 }
 
+# Deletes what a run before has downloaded, but the files whose names come on stdin: packages of two versions do not fit.
+keep_downloads() {
+  local wanted package
+  wanted="$(cat)"
+  for package in "$downloads"/*.deb; do
+    grep -qxF "${package##*/}" <<<"$wanted" || rm -f "$package"
+  done
+}
+
 # nsys declares dependencies on the CUDA driver, which is not needed without a GPU, and on libraries of its viewer. So
 # only its own packages are fetched (and dependencies of the same version), then the few libraries that its importer
 # loads, if missing.
@@ -134,6 +143,7 @@ download() {
   described="$(private apt-cache show --no-all-versions "${packages[@]}" |
     awk '/^Version:/ { version = $2 } /^Size:/ { size += $2 } END { printf "%s (%.0f MB)", version, size / 1e6 }')"
   say "fetching Nsight Systems $described from $distribution ${release:-$codename}"
+  keep_downloads < <(private apt-get download --print-uris "${packages[@]}" | cut -d' ' -f2)
   (cd "$downloads" && private apt-get download "${packages[@]}" && rm -rf ./*.FAILED) >"$work/log" 2>&1 ||
     fail "the download broke off ($(complaint)): run it again, it goes on where it stopped"
   private apt-get install --download-only -y --no-install-recommends libssh-4 libpfm4 libelf1 >"$work/log" 2>&1 ||
@@ -187,12 +197,12 @@ records() {
 }
 
 # nsys 2022.4 loses a race with its own agent on a busy machine (LOST_RACE in ddp_prof/capture/variant.py), and says so
-# in many ways; only what the loader or the importer complain about will not change.
+# in many ways; only what the loader complains about, or what is not found, will not change.
 check() {
   local attempt reason=""
   for attempt in {1..8}; do
     ! records "$1" || return 0
-    reason="$(tr '\r' '\n' <"$work/log" | { grep -m1 -iE 'error|cannot|not found|unable' || true; } | cut -c1-200)"
+    reason="$(tr '\r' '\n' <"$work/log" | { grep -m1 -iE 'cannot open shared|symbol lookup|not found' || true; } | cut -c1-200)"
     [ -z "$reason" ] || break
     sleep 1
   done

@@ -31,6 +31,7 @@ for word; do case "$word" in *sourcelist=*) list="${word#*sourcelist=}" ;; esac;
 case " $* " in
   *" indextargets "*) echo "http://mirror.invalid/debian/ bookworm main"; echo "http://else.invalid/ other main" ;;
   *" update "*) cp "$list" "$POOL/sources.list" ;;
+  *" --print-uris "*) for deb in "$POOL"/nsight-systems*.deb; do echo "'http://mirror.invalid' ${deb##*/} 1"; done ;;
   *" download "*) cp "$POOL"/nsight-systems*.deb . ;;
   *" install "*) cp "$POOL"/lib*.deb "$(sed 's/.*Dir::Cache::archives=//; s/ -o .*//' <<<"$*")" ;;
 esac
@@ -277,6 +278,19 @@ def test_broken_download_is_thrown_away(repository: Checkout, tmp_path: Path) ->
     assert not (tmp_path / "prefix/downloads").exists()
 
 
+def test_what_another_version_left_is_not_unpacked_with_this_one(repository: Checkout, tmp_path: Path) -> None:
+    """A run whose nsys did not record left its packages: the next one, of another release, recorded with both."""
+    old = _package(
+        tmp_path / "pool", "old", "usr/lib/nsight-systems/target-linux-x64/libToolsInjection64.so", "of 2021"
+    )
+    _build(old)
+    downloads = tmp_path / "prefix/downloads"
+    downloads.mkdir(parents=True)
+    (tmp_path / "pool/old_1_amd64.deb").rename(downloads / "nsight-systems-target_0_amd64.deb")
+    assert repository.run(SCRIPT).returncode == 0
+    assert not list((tmp_path / "prefix").rglob("libToolsInjection64.so"))
+
+
 def test_another_release_can_be_named(repository: Checkout, tmp_path: Path) -> None:
     depends = "libarrow500 (= 0~~12.5), libssh-4, qt6-private-abi (= 6.8), nsight-systems-target (= 2)"
     repository.program("apt-cache", f'printf "Package: x\\nVersion: 2\\nDepends: {depends}\\nSize: 1000000\\n"')
@@ -284,7 +298,7 @@ def test_another_release_can_be_named(repository: Checkout, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     sources = (tmp_path / "pool/sources.list").read_text().splitlines()
     assert [line.split()[-4] for line in sources] == ["bookworm", "experimental"]
-    (download,) = [call for call in repository.calls if " download " in call]
+    (download,) = [call for call in repository.calls if " download " in call and " --print-uris " not in call]
     # Of the same build are its own libraries; all else is the system's.
     assert download.split(" download ")[1].split() == [
         f"{name}/experimental" for name in ("libarrow500", "nsight-systems", "nsight-systems-target")
