@@ -215,13 +215,14 @@ def _today_row(tuning: Tuning) -> Row:
 
 
 def _row(verdict: Verdict) -> Row:
-    """Return the row of a try."""
+    """Return the row of a try; a gain without an interval, by which noise may pass for a gain, is left out."""
     gain = verdict.gain
+    is_judged = gain is not None and gain.low is not None
     return {
         "try": verdict.tried.label,
         "outcome": verdict.outcome,
         "step_ms": ms(verdict.step_ns),
-        "gain_%": in_percent(gain.value if gain else None),
+        "gain_%": in_percent(gain.value if gain and is_judged else None),
         "gain_low_%": in_percent(gain.low if gain else None),
         "gain_high_%": in_percent(gain.high if gain else None),
         "pairs": gain.pairs if gain else 0,
