@@ -90,7 +90,9 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
     results = [run.overlap() for run in runs]
     costs = [run.cost() if run.has_contention else None for run in runs]
     return [
-        overlap_view(result, gain_headline(summary, cost.cost if cost else None), cost, by_step=by_step)
+        overlap_view(
+            result, gain_headline(summary, cost.cost if cost else None), cost, by_step=by_step, told=summary.reason
+        )
         for result, summary, cost in zip(results, compare_variants(results), costs, strict=True)
     ]
 

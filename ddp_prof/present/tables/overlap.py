@@ -31,7 +31,14 @@ DIGEST = Digest(
 """How the table is shortened for a terminal."""
 
 
-def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None = None, *, by_step: bool) -> TableView:
+def overlap_view(
+    result: TraceOverlap,
+    headline: str = "",
+    cost: RunCost | None = None,
+    *,
+    by_step: bool,
+    told: str | None = None,
+) -> TableView:
     """Return the table of overlap, with a row for each rank, or for each step of each rank.
 
     Args:
@@ -39,8 +46,9 @@ def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None 
         headline: The main finding; part of the title.
         cost: What communication costs, for the document; ``None`` if not measured.
         by_step: Whether rows are steps.
+        told: The reason that the headline gives, if it gives one; no note repeats it.
     """
-    notes = overlap_notes(result, headline)
+    notes = overlap_notes(result, told)
     if by_step:
         notes += _window_notes(result)
     if not by_step and any(len(rank.steps) > 1 for rank in result.ranks):
@@ -206,9 +214,9 @@ def _reason_of(result: TraceOverlap, rank: RankOverlap) -> str | None:
     return f"nothing of this {what} is known to communicate"
 
 
-def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
-    """Return what is unknown or assumed, one line each, without reasons that ``headline`` already gives."""
-    reasons = reason_notes(result, headline)
+def overlap_notes(result: TraceOverlap, told: str | None = None) -> list[str]:
+    """Return what is unknown or assumed, one line each, without the reason ``told``."""
+    reasons = reason_notes(result, told)
     return [*missing_notes(result), *reasons, *blocking_notes(result), *step_notes(result)]
 
 
@@ -217,12 +225,12 @@ def missing_notes(result: TraceOverlap) -> list[str]:
     return [Doubt(f"missing: {result.missing.text}")] if result.missing else []
 
 
-def reason_notes(result: TraceOverlap, headline: str = "") -> list[str]:
-    """Return why ranks have no overlap figure, without reasons that ``headline`` already gives."""
+def reason_notes(result: TraceOverlap, told: str | None = None) -> list[str]:
+    """Return why ranks have no overlap figure, without the reason ``told``."""
     return [
         Doubt(f"{rank.name}: no overlap figure: {_reason_of(result, rank)}")
         for rank in result.ranks
-        if rank.reason and rank.reason.lower() not in headline.lower()
+        if rank.reason and rank.reason != told
     ]
 
 

@@ -133,12 +133,12 @@ class SummarizedRun:
         """The advice of the first finding; ``None`` without findings."""
         return self.diagnosis.findings[0].advice if self.diagnosis.findings else None
 
-    def notes(self, headline: str = "") -> list[str]:
+    def notes(self, told: str | None = None) -> list[str]:
         """Return the notes: doubts about the capture first, then what is not known of blocking.
 
-        Reasons that ``headline`` gives are left out; what is missing altogether is none of the notes.
+        The reason ``told`` is left out, as the headline gives it; what is missing altogether is none of the notes.
         """
-        doubts = [*reason_notes(self.result, headline), *step_notes(self.result), *self.explanation.run.match_doubts]
+        doubts = [*reason_notes(self.result, told), *step_notes(self.result), *self.explanation.run.match_doubts]
         return [*doubts, *blocking_notes(self.result)]
 
     @property
@@ -191,7 +191,7 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
     unknown += [
         f"{run.summary.label}: {note}"
         for run in runs
-        for note in (*missing_notes(run.result), *run.notes(run.headline))
+        for note in (*missing_notes(run.result), *run.notes(run.summary.reason))
         if whole or isinstance(note, Doubt)
     ]
     notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].as_read}"]
@@ -248,7 +248,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     summary, result, collectives = run.summary, run.result, run.explanation.collectives
     cause, of_cause = cause_in_short(run.explanation.root_cause, collectives.why_no_cause, collectives.blocking)
     findings = run.diagnosis.findings
-    notes = run.notes(run.headline)
+    notes = run.notes(run.summary.reason)
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
     # What makes the figures doubtful; all other notes are only counted.
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
@@ -281,7 +281,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
 
 def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     """Return all lines of the answer as label and text, with every note; without a text a line is left out."""
-    notes = run.notes(run.headline)
+    notes = run.notes(run.summary.reason)
     source = source_name(run.result.trace, run.result.files)
     read = (source, *_source_facts(run.result, run.summary), profiler_name(run.result))
     return [
