@@ -312,7 +312,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         is_timeless = _are_launched_in(trace, _that_usually_last(trace, timeless, process), steps)
     step_launches = _count(of_launches, len(steps))
     is_silent = _find_silent_steps(trace, process, steps, step_launches)
-    launch_ns = np.sort(trace.calls.start_ns[mine])
+    launch_ns = np.sort(trace.calls.start_ns[mine], kind="stable")  # nearly in order
     is_partial = _find_partial_steps(launch_ns, steps, phases, step_launches, is_silent)
     collective_ns = _launches_of_collectives(trace, process)
     step_collectives = _count(steps.index_at(collective_ns), len(steps))
