@@ -139,7 +139,7 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
             reason="the compared kernels ran as long outside of communication as all their work takes alone"
         )
     slowdown = max(1.0, float(runs.beside_ns[compared].sum() / done_ns[compared].sum()))
-    errors_ns = _error_of_comparison(group, runs, compared, slowdown)
+    errors_ns = _error_of_comparison(group, alone_ns, runs, compared, slowdown)
     estimate = _estimate(runs, compared, done_ns, errors_ns, sum(of_rank.steps for of_rank in ranks))
     return replace(estimate, kernels=kernels)
 
@@ -339,7 +339,9 @@ def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats | Ints, done_
     return found
 
 
-def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdown: float) -> tuple[float, float]:
+def _error_of_comparison(
+    group: Ints, alone_ns: Floats, runs: _Executions, compared: Mask, slowdown: float
+) -> tuple[float, float]:
     """Return the error of the sum of the medians with which executions are compared: half of its 95 % interval, in ns.
 
     The standard error of the median of ``n`` normal values is 1.25 standard deviations, divided by the root of ``n``.
@@ -352,7 +354,8 @@ def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdow
     :data:`LEAST_STEPS`; then their executions count here, too.
 
     Args:
-        group: Number of the group of each execution; its median is that of the executions alone.
+        group: Number of the group of each execution.
+        alone_ns: Median of each group's executions alone.
         runs: The executions.
         compared: Whether each of them is compared with the median of its group.
         slowdown: By how much communication slows them.
@@ -391,9 +394,8 @@ def _error_of_comparison(group: Ints, runs: _Executions, compared: Mask, slowdow
     known = whole > 0
     together = float((share**2).sum() * (differ[known] ** 2).sum() / max(1.0, (whole[known] ** 2).sum()))
     # How far the means of those alone are above their medians.
-    medians, _ = medians_by_key(group, runs.duration_ns, runs.is_alone)
     means = np.bincount(of[alone], weights=took[alone], minlength=groups) / np.maximum(1, count)
-    above = float((used * (means - medians))[count > 0].sum())
+    above = float((used * (means - alone_ns))[count > 0].sum())
     return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together)), above
 
 
@@ -402,7 +404,7 @@ def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats |
 
     ``kinds`` is the number of kinds; ``step`` and ``kind`` have one element per row of the columns.
     """
-    _, unit = np.unique(step, return_inverse=True)
+    _, unit = distinct_rows(step)
     size = (int(unit.max()) + 1) * kinds
     return np.column_stack(
         [np.bincount(unit * kinds + kind, weights=column, minlength=size).reshape(-1, kinds) for column in columns]
@@ -470,12 +472,15 @@ def _same_work(runs: _Executions, sampled: Mask) -> Ints:
     are compared on their own rank. ``sampled`` is as in :func:`_by_work`.
     """
     key, rank = runs.key, runs.rank
+    ranks = distinct(rank[runs.own])
+    if len(ranks) == 1:
+        return rank
     found: Ints = rank.copy()
     first = dict[int, tuple[Floats, Mask]]()
     keys, chosen = int(key.max()) + 1, runs.own & sampled
     order = np.argsort(rank, kind="stable")  # the rows of each rank one after another
     ordered = rank[order]
-    for one in distinct(rank[runs.own]):
+    for one in ranks:
         of_rank = order[slice(*np.searchsorted(ordered, (one, one + 1)))]
         ns, has = medians_by_key(key[of_rank], runs.duration_ns[of_rank], chosen[of_rank], keys)
         # Compare the rank with the first rank of each kind of work; if it fits none, it is the first of another kind.
