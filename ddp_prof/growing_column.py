@@ -70,7 +70,7 @@ class GrowingColumn:
     """Integers of 64 bits that are added batch by batch.
 
     Args:
-        expected: How many rows will be added, if that is known.
+        expected: How many rows will be added, if that is known: a long column is then in its file from the start.
     """
 
     def __init__(self, expected: int = 0) -> None:
@@ -79,6 +79,8 @@ class GrowingColumn:
         self._memory = np.empty(min(expected, MOST_ROWS_IN_MEMORY), np.int64)
         self._file: BinaryIO | None = None
         self._may_spill = True  # whether it was not tried yet to begin a file
+        if expected > MOST_ROWS_IN_MEMORY:
+            self._begin_file()
 
     def add(self, values: Ints) -> None:
         """Add rows at the end."""

@@ -148,6 +148,7 @@ def test_without_room_for_a_file_it_stays_in_memory(why: str, monkeypatch: pytes
         )
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_options: pytest.fail("a file was opened"))
     assert grow([[1, 2, 3, 4], [5], [6]]).values().tolist() == [1, 2, 3, 4, 5, 6]
+    assert joined([np.arange(3), np.arange(3)]).tolist() == [0, 1, 2, 0, 1, 2], "nor where its length is known before"
 
 
 def test_what_is_returned_can_be_changed_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +157,15 @@ def test_what_is_returned_can_be_changed_and_leaves_no_file(tmp_path: Path, monk
     values[5] = 7
     assert values.tolist() == [1, 2, 3, 4, 5, 7]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_that_will_be_long_is_in_its_file_from_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, opened = tempfile.TemporaryFile, []
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: opened.append(options) or real(**options))
+    GrowingColumn(4).add(np.arange(4))
+    assert not opened
+    GrowingColumn(5).add(np.arange(1))
+    assert len(opened) == 1
 
 
 @given(BATCHES, st.randoms(use_true_random=False))
