@@ -275,12 +275,32 @@ def gloo_names(trace: Trace) -> list[int]:
     return [index for index, name in enumerate(trace.names) if name.startswith(GLOO)]
 
 
+@dataclass(frozen=True)
+class _Buckets:
+    """What a range tells of a model's buckets: their sizes in bytes, and what is reduced after them."""
+
+    sizes: list[int]
+    others: int
+    other_bytes: int | None
+    is_of_group: bool
+    ranks: int
+
+
+def _tell_buckets(name: str) -> _Buckets:
+    """Return what the name of a range tells of buckets."""
+    fields = parse_range(name)
+    sizes = [int(text) for text in (fields.text("bytes") or "").split(",") if text.isdecimal() and len(text) < 19]
+    others, ranks = fields.number("others") or 0, fields.number("ranks") or UNKNOWN
+    return _Buckets(sizes, others, fields.number("other_bytes"), bool(fields.text("group")), ranks)
+
+
 def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:
     """Return the ranges with the bucket number and size of DDP's all-reduces in each backward pass.
 
     The sizes come from the last range before the pass whose name lists the sizes of all buckets. DDP launches its
-    buckets in order, and threads of gloo start them in that order. A pass stays unchanged if the ranges before it list
-    different sizes, or if its number of all-reduces is not the listed number.
+    buckets in order, and threads of gloo start them in that order. Of several models, as a generator and a
+    discriminator, the one with as many buckets as the pass has all-reduces is meant. A pass stays unchanged if none
+    has as many, or more than one.
 
     - ``size_spans``: Rows of the trace's spans whose names list the sizes.
     """
@@ -294,21 +314,21 @@ def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: Coll
     passes = phases.union_of(BACKWARD_PHASE)
     first, end = (np.searchsorted(launch_ns[reduces], at) for at in (passes.start_ns, passes.end_ns))
     following = np.searchsorted(passes.start_ns, trace.spans.start_ns[size_spans])
+    name_ids = trace.spans.name_id[size_spans]
     for number in range(len(passes)):
         latest = following[following <= number].max(initial=UNKNOWN)
-        name_ids = set(distinct(trace.spans.name_id[size_spans[following == latest]]))
-        if len(name_ids) != 1:  # models with different buckets, or of different groups
-            continue
-        (name_id,) = name_ids
-        fields = parse_range(trace.names[name_id])
-        sizes = [int(text) for text in (fields.text("bytes") or "").split(",") if text.isdecimal() and len(text) < 19]
         rows = reduces[first[number] : end[number]]
-        if len(rows) == len(sizes) + (fields.number("others") or 0):
-            bucket[rows[: len(sizes)]], size[rows[: len(sizes)]] = np.arange(len(sizes)), sizes
-            if (of_others := fields.number("other_bytes")) is not None:
-                size[rows[len(sizes) :]] = of_others
-            if fields.text("group"):
-                named_by[rows], group_size[rows] = name_id, fields.number("ranks") or UNKNOWN
+        told = {index: _tell_buckets(trace.names[index]) for index in name_ids[following == latest].tolist()}
+        fitting = [index for index, one in told.items() if len(one.sizes) + one.others == len(rows)]
+        if len(fitting) != 1:  # else models with as many buckets, or equal ones of different groups
+            continue
+        (name_id,) = fitting
+        one = told[name_id]
+        bucket[rows[: len(one.sizes)]], size[rows[: len(one.sizes)]] = np.arange(len(one.sizes)), one.sizes
+        if one.other_bytes is not None:
+            size[rows[len(one.sizes) :]] = one.other_bytes
+        if one.is_of_group:
+            named_by[rows], group_size[rows] = name_id, one.ranks
     return replace(ranges, bucket=bucket, bytes=size, named_by=named_by, group_size=group_size)
 
 

@@ -13,6 +13,7 @@ from ddp_prof.trace import UNKNOWN, CollectiveCalls
 from tests.drawing import PID, draw_trace
 
 ONE, OTHER = "buckets|bytes=10,20|others=0", "buckets|bytes=30,40|others=0"
+THREE = "buckets|bytes=30,40,50|others=0"
 N = UNKNOWN
 
 
@@ -28,6 +29,9 @@ N = UNKNOWN
         # Both forward passes came before both backward passes: nobody knows which is which.
         ({ONE: "#...................", OTHER: ".#.................."}, "..######....######..", "...##.##.....#..#...",
          [N, N, N, N]),
+        # But if they have different numbers of buckets, it is known.
+        ({ONE: "#...................", THREE: ".#.................."}, "..######....######..", "..#.#.#......#..#...",
+         [0, 1, 2, 0, 1]),
         # A pass of another number of all-reduces is another model's.
         ({ONE: "#..................."}, "..######....######..", "...##.##.....#......", [0, 1, N]),
         # Before it is told, and outside of backward.
