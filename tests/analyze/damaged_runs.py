@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from ddp_prof.analyze import why_unknown
 from ddp_prof.analyze.core import counted_steps, recording
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.ingest import collectives, enrich
@@ -58,6 +59,8 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(enrich, "_run_on_beside_the_next", lambda *_: np.empty(0, np.int64))
         # Where no copy is left of calls for copies, those may have taken any time: core/test_blocking.py has a test.
         patch.setattr(RankEvents, "lacks_copies", False)
+        # Where most kernels take no time, what they hide is not known: test_unknown_work.py.
+        patch.setattr(why_unknown, "lacks_durations_of_compute", lambda _: False)
         yield patch
 
 
