@@ -41,6 +41,7 @@ from ddp_prof.range_names import COLLECTIVES, parse_ranges
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
+    Floats,
     Ints,
     Mask,
     distinct,
@@ -90,6 +91,12 @@ A step is then incomplete only if it lacks more activities than the step that la
 
 CUT_SHARE = 0.9
 """The first or the last step seems to be cut off if it launches less than this fraction of any other step."""
+
+LEAST_REACH = 0.5
+"""Smallest fraction of the ranges of other steps through which launches reach, for a step to seem cut off by it."""
+
+SHORT_OF = 0.7
+"""Its own launches then reach through less than this part of that fraction."""
 
 LEAST_ALIKE = 3
 """Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
@@ -168,8 +175,13 @@ class Recording:
 
     @property
     def lacks_copies(self) -> Mask:
-        """For each step, whether copies of it were lost: more than of the step that lost the fewest."""
-        lost: Mask = self.step_lost_copies > self.step_lost_copies.min(initial=np.iinfo(np.int64).max)
+        """For each step, whether copies of it were lost: any, unless most lost as many as the step that lost fewest.
+
+        Some calls may make no copy in any step, such as those of 0 bytes.
+        """
+        least = int(self.step_lost_copies.min(initial=np.iinfo(np.int64).max))
+        is_usual = 2 * (self.step_lost_copies == least).sum() > len(self.step_lost_copies)
+        lost: Mask = self.step_lost_copies > (least if is_usual else 0)
         return lost
 
     @property
@@ -317,7 +329,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     collective_ns = _launches_of_collectives(trace, process)
     step_collectives = _count(steps.index_at(collective_ns), len(steps))
     step_ends = _count_launches_behind_collectives(launch_ns, collective_ns, steps)
-    is_partial |= _are_cut_off(step_launches, step_collectives, step_ends)
+    is_partial |= _are_cut_off(step_launches, step_collectives, step_ends, _measure_reach(launch_ns, steps))
     is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
     step_ranges, step_silent_ranges = _count_silent_ranges(trace, process, steps)
@@ -442,17 +454,36 @@ def _find_partial_steps(launch_ns: Ints, steps: Steps, phases: Phases, step_laun
     return is_partial
 
 
-def _are_cut_off(step_launches: Ints, step_collectives: Ints, step_ends: Ints) -> Mask:
+def _measure_reach(launch_ns: Ints, steps: Steps) -> tuple[Floats, Floats]:
+    """Return how far launches reach through the range of each step, from 0 to 1.
+
+    First how far the first one lies before the step's end, then how far the last one behind its start.
+    """
+    begun, ended = (np.searchsorted(launch_ns, at) for at in (steps.start_ns, steps.end_ns))
+    has_some, length_ns = ended > begun, np.maximum(1, steps.end_ns - steps.start_ns)
+    first_ns, last_ns = (take_or_unknown(launch_ns, np.where(has_some, at, UNKNOWN)) for at in (begun, ended - 1))
+    from_end, from_start = (steps.end_ns - first_ns) / length_ns, (last_ns - steps.start_ns) / length_ns
+    return np.where(has_some, from_end, 0.0), np.where(has_some, from_start, 0.0)
+
+
+def _are_cut_off(step_launches: Ints, step_collectives: Ints, step_ends: Ints, reaches: tuple[Floats, Floats]) -> Mask:
     """Return which of the first and the last step seem to be cut off by the recording's begin or end.
 
     All other steps, more than :data:`LEAST_ALIKE`, launch the same number of collectives or of all work. Steps of
     gradient accumulation, which launch differently, are not compared. Nor is a last step cut off that launches as much
     behind its last collective (``step_ends``) as each of the others: it has fewer micro-batches, as at the end of the
-    data.
+    data. Of fewer steps, all others launch the same number of both, and the launches of the step do not reach as far
+    through its range (``reaches``, see :func:`_measure_reach`).
     """
     is_cut = np.zeros(len(step_launches), np.bool_)
     inner = slice(1, len(step_launches) - 1)
     if len(step_launches[inner]) <= LEAST_ALIKE:
+        outer = ((0, slice(1, None)), (len(step_launches) - 1, slice(0, -1)))
+        for (step, others), reach in zip(outer, reaches, strict=True) if len(step_launches) > 2 else ():
+            launches, collectives, far = step_launches[others], step_collectives[others], reach[others]
+            is_alike = len(distinct(launches)) == len(distinct(collectives)) == 1 and far.min() > LEAST_REACH
+            if is_alike and 0 < step_launches[step] < CUT_SHARE * launches[0]:
+                is_cut[step] = reach[step] < SHORT_OF * far.min()
         return is_cut
     ends = step_ends[1:]
     ends_as_others = ends.min() == ends.max() > 0
@@ -525,7 +556,7 @@ def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints
     """
     found = np.zeros(len(steps), np.bool_)
     counts, times = np.unique(step_launches[step_launches > 0], return_counts=True)
-    if not len(counts) or times.max() <= max(LEAST_ALIKE, len(steps) / 2):
+    if not len(counts) or times.max() <= max(1, len(steps) / 2):
         return found
     usual = counts[times.argmax()]
     asked = np.flatnonzero((step_launches > 0) & (step_launches < usual))

@@ -66,6 +66,19 @@ def recorded_with(*, step_lost: list[int], step_lost_copies: tuple[int, ...] = (
 
 
 @pytest.mark.parametrize(
+    ("lost", "counted"),
+    [
+        ((0, 2, 0, 0), [0, 2, 3]),
+        ((3, 3, 3, 4), [0, 1, 2]),  # calls for copies of 0 bytes
+        ((2, 1, 3, 2), []),  # step 1 counted, as the one that lost least
+    ],
+)
+def test_the_step_that_lost_fewest_copies_counts_if_most_did(lost: tuple[int, ...], counted: list[int]) -> None:
+    recording = recorded_with(step_lost=[0, 0, 0, 0], step_lost_copies=lost)
+    assert np.flatnonzero(~recording.is_incomplete).tolist() == counted
+
+
+@pytest.mark.parametrize(
     ("are_unnumbered", "why"), [(False, ", which the profiler lost"), (True, " with their number")]
 )
 def test_of_a_step_that_lost_kernels_and_copies_both_are_named(are_unnumbered: bool, why: str) -> None:
@@ -327,6 +340,30 @@ class TestStepsThatLostTheirCallsToo:
     @pytest.mark.parametrize(
         ("launches", "counted"),
         [
+            ("a..N..e...b..M..f...c.........", [0, 1]),
+            ("a..N..e...b..M..f...c..O......", [0, 1]),
+            ("a..N..e...b..M..f...c.....g...", [0, 1, 2]),  # a micro-batch
+            (".......h..b..M..f...c..O..g...", [1, 2]),
+            ("a.....h...b..M..f...c..O..g...", [0, 1, 2]),
+            ("a..N..e...b..M......c.........", [0, 1, 2]),  # too few are alike
+            ("aN........bM........c.........", [0, 1, 2]),  # the host may have waited for all the rest
+        ],
+    )
+    def test_nor_does_one_of_three_through_which_launches_reach_less(self, launches: str, counted: list[int]) -> None:
+        """The recording ended in it, or began: the step was the shortest of three."""
+        streams = {
+            lane: "".join("." if letter.isupper() != is_upper else letter for letter in launches)
+            for lane, is_upper in ((7, False), (9, True))
+        }
+        steps = {f"step {number}": "." * 10 * number + "#" * 10 for number in range(3)}
+        trace = draw_trace(ranges=steps, launches={"main": launches}, streams=streams)
+        assert steps_of(launching(trace)) == counted
+
+    @pytest.mark.parametrize(
+        ("launches", "counted"),
+        [
+            ("abc.....d.f.....ghi.....", [0, 2]),
+            ("abc.....de......fgh.....", [0, 1, 2]),
             ("abc.....def.....g.i.....jkl.....mno.....", [0, 1, 3, 4]),  # h is lost, with its work
             ("abcde...fghij...k.m.o...pqrst...uvwxy...", [0, 1, 3, 4]),  # so are l and n
             ("abcde...fghij...k.l.m...nopqr...stuvw...", [0, 1, 2, 3, 4]),
