@@ -60,6 +60,7 @@ from ddp_prof.analyze.why_unknown import (
     hides_compute,
     hides_graphs,
     hides_work,
+    lacks_durations,
     loses_launches,
     why_unknown,
 )
@@ -545,8 +546,8 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
     communicates = np.any(rank.events.category == Category.COMMUNICATION)
-    if comm_ns == 0 and communicates and not hides_graphs(rank):
-        of_rank = Hidden.DURATIONS  # in warm-up steps, too
+    if lacks_durations(rank, Category.COMMUNICATION) or (comm_ns == 0 and communicates and not hides_graphs(rank)):
+        of_rank, of_steps = Hidden.DURATIONS, of_steps | Hidden.COMMUNICATION  # in warm-up steps, too
     elif comm_ns == 0 and reason not in (None, NO_COMMUNICATION):
         of_steps |= Hidden.COMMUNICATION
     if reason in NOT_TIMED:
@@ -558,7 +559,7 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     if hides_compute(rank):
         # What a graph computed, and whether it hid communication or copies, is not known. Where nothing communicates,
         # the figures of the rank need nothing of that.
-        return Hidden.GRAPHS if comm_ns else Hidden.NOTHING, of_steps | Hidden.GRAPHS
+        return of_rank | (Hidden.GRAPHS if comm_ns else Hidden.NOTHING), of_steps | Hidden.GRAPHS
     if hides_work(rank):
         # While a kernel without a name runs, it is not known what the device does.
         return of_rank, of_steps | Hidden.NAMES

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import find_operations
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS, UNITS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
-from ddp_prof.communication import BARRIER, GLOO, NCCL_RANGE, REDUCTIONS, operation_of
+from ddp_prof.communication import BARRIER, DEVICE_BARRIER, GLOO, NCCL_RANGE, OPERATIONS, REDUCTIONS, operation_of
 from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, SyncKind, Trace, distinct
 
@@ -41,7 +42,9 @@ NO_COMPUTE_DURATIONS = "kernels that compute take no time in this trace, so what
 
 COPIES_LOST = "copies carry out collectives in this trace, by the calls in their ranges, and no copy was recorded"
 
-NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST))
+ONLY_BARRIERS = "only barriers between devices communicate in this trace, and when data moved is not known"
+
+NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST, ONLY_BARRIERS))
 """Reasons that mean that the trace does not tell what a step communicates, nor what fills it besides compute."""
 
 WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
@@ -75,6 +78,10 @@ def why_unknown(rank: RankEvents) -> str | None:
     if not rank.why_left_out and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
     reason = why_unknown_work(rank) or (COPIES_LOST if _lacks_copies_of_collectives(rank) else None)
+    if not reason and lacks_durations(rank, Category.COMMUNICATION):
+        return NO_DURATIONS
+    if not reason and _has_only_barriers(rank):
+        return ONLY_BARRIERS
     if reason or rank.union_of(Category.COMMUNICATION).length_ns:
         return reason
     if np.any(rank.events.category == Category.COMMUNICATION):
@@ -121,6 +128,17 @@ def _lacks_copies_of_collectives(rank: RankEvents) -> bool:
         if np.any((copied > 0) & (launched == 0)):
             return True
     return False
+
+
+def _has_only_barriers(rank: RankEvents) -> bool:
+    """Return whether all communication of the rank is barriers of symmetric memory: what they guard was not recorded.
+
+    Those are copies between devices that were lost, or kernels that read the memory of others while they compute.
+    """
+    activity = rank.operations.activity
+    names = take_or_unknown(rank.trace.activities.name_id, activity)
+    is_barrier = find_operations(rank.trace, names) == OPERATIONS.index(DEVICE_BARRIER)
+    return bool(len(activity) and is_barrier.all())
 
 
 def _communicates_elsewhere(rank: RankEvents) -> bool:
@@ -274,9 +292,14 @@ def hides_graphs(rank: RankEvents) -> bool:
 
 def lacks_durations_of_compute(rank: RankEvents) -> bool:
     """Return whether most kernels by which the rank computes take no time: the profiler does not tell how long."""
+    return lacks_durations(rank, Category.COMPUTE)
+
+
+def lacks_durations(rank: RankEvents, category: Category) -> bool:
+    """Return whether most kernels of a category take no time."""
     events = rank.events
-    computes = rank.is_kernel & (events.category == Category.COMPUTE)
-    return bool(2 * np.sum(computes & (events.end_ns == events.start_ns)) > np.sum(computes))
+    chosen = rank.is_kernel & (events.category == category)
+    return bool(2 * np.sum(chosen & (events.end_ns == events.start_ns)) > np.sum(chosen))
 
 
 def loses_launches(rank: RankEvents) -> bool:

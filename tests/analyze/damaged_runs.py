@@ -53,8 +53,8 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(recording, rule, lambda *_: False)
         patch.setattr(recording, "_count_silent_ranges", lambda _, __, steps: (np.zeros(len(steps), np.int64),) * 2)
-        patch.setattr(recording, "_count_lost_copies", lambda _, __, steps: np.zeros(len(steps), np.int64))
-        for rule in ("_hold_no_operator", "_lack_collectives"):
+        patch.setattr(recording, "_count_lost_copies", lambda _, __, steps: (np.zeros(len(steps), np.int64), True))
+        for rule in ("_hold_no_operator", "_lack_collectives", "_lack_phases"):
             patch.setattr(counted_steps, rule, lambda rank: np.zeros(len(rank.steps), np.bool_))
         patch.setattr(enrich, "_run_on_beside_the_next", lambda *_: np.empty(0, np.int64))
         # Where no copy is left of calls for copies, those may have taken any time: core/test_blocking.py has a test.

@@ -382,6 +382,34 @@ def test_a_frame_has_a_value_per_cell() -> None:
     assert not [name for name in frame if isinstance(frame[name][0], (tuple, list))]
 
 
+@pytest.mark.parametrize(
+    ("lost", "counted"),
+    [
+        ("", [0, 1, 2, 3]),
+        ("backward", [0, 1, 3]),  # all of its communication seemed to be exposed
+        ("forward", [0, 1, 3]),  # it seemed to compute less
+        ("all_reduce|bucket=0|bytes=8|params=1", [0, 1, 3]),  # it seemed to do without communication
+        ("optimizer", [0, 1, 2, 3]),  # as where gradients are accumulated
+    ],
+)
+def test_a_step_on_a_cpu_of_which_ranges_were_lost_does_not_count(lost: str, counted: list[int]) -> None:
+    pictures = {
+        "forward": "##........",
+        "backward": "..####....",
+        "all_reduce|bucket=0|bytes=8|params=1": "...####...",
+        "synchronize": "......#...",
+        "optimizer": ".......##.",
+    }
+    steps = {f"step|index={number}": "." * 10 * number + "#" * 10 for number in range(4)}
+    ranges = {
+        name: picture * 2 + ("." * 10 if name == lost else picture) + picture for name, picture in pictures.items()
+    }
+    result = measure_overlap(draw_trace(ranges=steps | ranges, ranks={PID: 1}))
+    assert [step.step for step in only_rank(result).steps] == counted
+    told = "step 2 left out: ranges of phases seem to be recorded only in part in it"
+    assert (told in result.warnings) is (len(counted) < 4)
+
+
 def test_without_calls_it_is_not_known_that_nothing_stood_still_in_a_step() -> None:
     """No collective is known to be of the step, and it was said to stand still for none."""
     whole = {"ranges": {"step 0": "########"}, "streams": {7: ".aa..bb.", 9: "..NNN..."}}

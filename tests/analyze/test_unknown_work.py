@@ -13,7 +13,9 @@ from ddp_prof.analyze.why_unknown import (
     GRAPHS,
     NO_COMMUNICATION,
     NO_COMPUTE_DURATIONS,
+    NO_DURATIONS,
     NOTHING,
+    ONLY_BARRIERS,
     ONLY_MPI,
     merge_reasons,
 )
@@ -21,7 +23,9 @@ from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from tests.nsys_factory import NCCL, Capture, Kernel, Range, write_capture
+
+SYMMETRIC_BARRIER = "void c10d::symmetric_memory::barrier_kernel(unsigned int**, unsigned long, int, int)"
 
 
 def run_command(command: str, path: Path) -> str:
@@ -69,6 +73,23 @@ def test_kernels_that_take_no_time_are_not_said_to_hide_nothing(tmp_path: Path) 
     assert rank["comm_ns"] > 0
     assert {(step["exposed_ns"], step["idle_ns"], step["length"]["idle_ns"]) for step in rank["steps"]} == {(None,) * 3}
     assert NO_COMPUTE_DURATIONS in headline(path)
+    assert run("check", "--max-exposed-ms", "1000", path).exit_code == 3
+
+
+def test_collectives_that_take_no_time_beside_copies_between_devices_are_not_said_to_be_short(tmp_path: Path) -> None:
+    """The copies take some: with the kernels at 0 ns, the share of them that is hidden was told of all."""
+    steps = [Range("step 0", 0, 90, 100)]
+    kernels = [Kernel("gemm", 10, 40, 5, 100), Kernel(NCCL, 30, 30, 6, 100, stream=9)]
+    kernels.append(Kernel("copy", 50, 60, 7, 100, stream=9, kind="memcpy", copy_kind=10, call="cudaMemcpyAsync"))
+    (rank,) = measure_overlap(load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels, steps)))).ranks
+    assert (rank.reason, rank.comm_ns, rank.exposed_ns) == (NO_DURATIONS, None, None)
+
+
+def test_barriers_alone_do_not_tell_what_is_exposed(tmp_path: Path) -> None:
+    """The copies between devices that they guard were lost: '10 us are exposed', and a gate passed."""
+    kernels = [Kernel("gemm", 10, 40, 5, 100), Kernel(SYMMETRIC_BARRIER, 45, 50, 6, 100)]
+    path = write_capture(tmp_path / "x.sqlite", Capture(kernels, [Range("step 0", 0, 90, 100)]))
+    assert ONLY_BARRIERS in headline(path)
     assert run("check", "--max-exposed-ms", "1000", path).exit_code == 3
 
 

@@ -11,6 +11,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import name_steps
 from ddp_prof.communication import BARRIER, OPERATIONS, POINT_TO_POINT
 from ddp_prof.notes import Doubt
+from ddp_prof.range_names import BACKWARD, FORWARD, PHASES, SYNCHRONIZE
 from ddp_prof.table import NEVER, is_in
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, select, take_or_unknown
 
@@ -35,6 +36,7 @@ def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEven
         for lacks, what in (
             (_hold_nothing(rank), "nothing that its host did was recorded in {}"),
             (_hold_no_operator(rank), "no operator was recorded in {}"),
+            (_lack_phases(rank), "ranges of phases seem to be recorded only in part in {}"),
             (_lack_collectives(rank), "fewer collectives were recorded in {} than torch's operators call there"),
         ):
             if (is_new := lacks & ~is_incomplete).any():
@@ -79,6 +81,30 @@ def _hold_no_operator(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank have no compute, although torch's operators tell that of other steps."""
     has_any = rank.union_of(Category.COMPUTE).covered_ns(rank.steps.start_ns, rank.steps.end_ns) > 0
     found: Mask = ~(has_any | rank.steps.warmup) & has_any.any() & (len(rank.trace.operators) > 0)
+    return found
+
+
+def _lack_phases(rank: RankEvents) -> Mask:
+    """Return which steps of a CPU rank lack a range without which compute or communication is not known.
+
+    A step that communicates has a backward, one with a backward a forward, and one that waits communicates, if at least
+    half of such steps do. So it is also if such a range takes no time.
+    """
+    steps, phases = rank.steps, rank.phases
+    lasts = select(phases, phases.end_ns > phases.start_ns)
+    forward, backward, waits = (
+        np.bincount(of_step[of_step != UNKNOWN], minlength=len(steps)) > 0
+        for of_step in (
+            steps.index_at(lasts.start_ns[lasts.kind == PHASES.index(kind)])
+            for kind in (FORWARD, BACKWARD, SYNCHRONIZE)
+        )
+    )
+    communicates = rank.union_of(Category.COMMUNICATION).covered_ns(steps.start_ns, steps.end_ns) > 0
+    found = np.zeros(len(steps), np.bool_)
+    for asked, has_it in ((communicates, backward), (backward, forward), (waits, communicates)):
+        counted = asked & ~steps.warmup
+        if 2 * (counted & has_it).sum() >= counted.sum():
+            found |= counted & ~has_it
     return found
 
 

@@ -20,6 +20,7 @@ from ddp_prof.analyze.core.attribution import (
 from ddp_prof.analyze.core.blocking import (
     NO_COPIES,
     NO_HOST_WAITS,
+    NO_LAUNCHES,
     NO_STREAMS,
     RankBlocking,
     device_blocking,
@@ -48,6 +49,7 @@ from ddp_prof.communication import ALL_REDUCE, OPERATIONS, POINT_TO_POINT, REDUC
 from ddp_prof.table import Brief, begins_run, parts_of, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
+    NEVER,
     NO_TIME,
     UNKNOWN,
     Category,
@@ -259,6 +261,8 @@ class RankEvents(Brief):
             return unknown_blocking(self.events, len(self.steps), NO_COPIES)
         if np.any((self.events.lane == UNKNOWN) & (self.events.activity != UNKNOWN)):
             return unknown_blocking(self.events, len(self.steps), NO_STREAMS)
+        if self._lacks_launches:
+            return unknown_blocking(self.events, len(self.steps), NO_LAUNCHES)
         # If the device communicates, recorded dependencies tell what waits; if the host does, its own waits.
         if self.device is not None and not self._host_communicates:
             return device_blocking(
@@ -321,6 +325,18 @@ class RankEvents(Brief):
         calls, activities = self.trace.synchronizations, self.trace.activities
         is_called = np.any((calls.kind == SyncKind.COPY) & (calls.process == self.process))
         return bool(is_called and not np.any((activities.kind == Kind.COPY) & (activities.process == self.process)))
+
+    @property
+    def _lacks_launches(self) -> bool:
+        """Whether the device communicates since the first step by what no recorded call launched.
+
+        Else all calls are missing, or it was launched before the recording began.
+        """
+        events, trace = self.events, self.trace
+        rows = np.flatnonzero((events.category == Category.COMMUNICATION) & (events.activity != UNKNOWN))
+        rows = rows[events.start_ns[rows] >= self.steps.start_ns.min(initial=NEVER)]
+        lost = events.activity[rows][trace.launching_calls[events.activity[rows]] == UNKNOWN]
+        return bool(len(trace.calls) and len(lost) and not are_launched_earlier(trace)[lost].all())
 
     def _find_host_waits(self) -> Intervals:
         """Return when the host waits for communication: in ``synchronize``.

@@ -129,6 +129,8 @@ class Recording:
         step_launches: Number of calls that launched something in each step.
         step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
         step_lost_copies: Number of calls for copies in each step of which no copy was recorded; 0 if none was in any.
+        are_lost_alike: Whether the steps that lack the fewest launches lack those at the same places.
+        are_copies_alike: The same for calls for copies.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
         is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none,
             or most kernels of its name take some.
@@ -150,6 +152,8 @@ class Recording:
     step_launches: Ints
     step_lost: Ints
     step_lost_copies: Ints
+    are_lost_alike: bool
+    are_copies_alike: bool
     is_overlong: Mask
     is_timeless: Mask
     is_silent: Mask
@@ -180,7 +184,7 @@ class Recording:
         Some calls may make no copy in any step, such as those of 0 bytes.
         """
         least = int(self.step_lost_copies.min(initial=np.iinfo(np.int64).max))
-        is_usual = 2 * (self.step_lost_copies == least).sum() > len(self.step_lost_copies)
+        is_usual = self.are_copies_alike and 2 * (self.step_lost_copies == least).sum() > len(self.step_lost_copies)
         lost: Mask = self.step_lost_copies > (least if is_usual else 0)
         return lost
 
@@ -202,7 +206,8 @@ class Recording:
         if not len(lost):
             return 0
         best, of = int(lost.min()), int(launches[lost.argmin()])
-        return best if best <= MOST_ALWAYS_LOST * of and 2 * (lost == best).sum() > len(lost) else 0
+        is_usual = self.are_lost_alike and 2 * (lost == best).sum() > len(lost)
+        return best if is_usual and best <= MOST_ALWAYS_LOST * of else 0
 
     @property
     def _has_other_damage(self) -> Mask:
@@ -338,6 +343,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_partial |= _lack_launches(trace, process, steps, step_launches, step_lost)
     if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
         step_lost[:] = 0
+    step_lost_copies, are_copies_alike = _count_lost_copies(trace, process, steps)
     launched, early = _count_early_starts(trace, process)
     waits, early_waits = _count_early_waits(trace, process)
     return Recording(
@@ -346,7 +352,9 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         are_unnumbered=are_unnumbered,
         step_launches=step_launches,
         step_lost=step_lost,
-        step_lost_copies=_count_lost_copies(trace, process, steps),
+        step_lost_copies=step_lost_copies,
+        are_lost_alike=_are_alike(trace.calls.start_ns[mine], trace.calls.start_ns[lost], steps),
+        are_copies_alike=are_copies_alike,
         is_overlong=is_overlong,
         is_timeless=is_timeless,
         is_silent=is_silent,
@@ -362,15 +370,31 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     )
 
 
-def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> Ints:
-    """Return how many calls for copies in each step have no activity with their number; 0 if no copy was recorded."""
+def _are_alike(calls_ns: Ints, lost_ns: Ints, steps: Steps) -> bool:
+    """Return whether the steps that lost the fewest calls lost those at the same places among all of the step."""
+    calls_ns, lost_ns = np.sort(calls_ns), np.sort(lost_ns)
+    of_step = steps.index_at(lost_ns)
+    count = _count(of_step, len(steps))
+    if not len(steps) or not count.min():
+        return True
+    place = np.searchsorted(calls_ns, lost_ns) - np.searchsorted(calls_ns, steps.start_ns)[of_step]
+    fewest = np.flatnonzero(count == count.min())
+    return len(np.unique(np.stack([place[of_step == step] for step in fewest]), axis=0)) == 1
+
+
+def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> tuple[Ints, bool]:
+    """Return how many calls for copies in each step have no activity with their number, and whether at equal places.
+
+    None if no copy was recorded.
+    """
     calls, activities = trace.synchronizations, trace.activities
     mine = activities.process == process
     asked = np.flatnonzero((calls.kind == SyncKind.COPY) & (calls.process == process) & (calls.start_ns != NO_TIME))
     if not np.any(mine & (activities.kind == Kind.COPY)):
         asked = asked[:0]
     lost = asked[~is_among(calls.correlation[asked], activities.correlation[mine])]
-    return _count(steps.index_at(calls.start_ns[lost]), len(steps))
+    count = _count(steps.index_at(calls.start_ns[lost]), len(steps))
+    return count, _are_alike(calls.start_ns[asked], calls.start_ns[lost], steps)
 
 
 def _find_timeless(trace: Trace, process: int) -> Ints:
@@ -611,6 +635,7 @@ def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: In
     if not len(names) or names[0] not in usual:
         return False
     place, own_jumps, usual_jumps = usual.index(names[0]), 0, np.zeros(len(usual_numbers), np.int64)
+    skipped = 0
     for name, jump in zip(names[1:].tolist(), np.diff(numbers).tolist(), strict=True):
         is_next = place + 1 < len(usual) and usual[place + 1] == name
         if is_next and jump <= widest[place]:
@@ -618,17 +643,18 @@ def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: In
             continue
         # Else some may be lost: it is the first one of its name that is as far away in the other steps.
         over = usual_numbers - usual_numbers[:, place, None]
-        is_it = (usual_names == name) & (over.max(axis=0) >= jump)
+        # Without those between, numbers jump by as many less; a few of other calls are not in each step.
+        is_it = (usual_names == name) & (over.max(axis=0) + (np.arange(len(usual)) - place - 1) // 2 >= jump)
         is_it[: place + 1] = False
         if is_it.any():
             behind = int(is_it.argmax())
             own_jumps, usual_jumps = own_jumps + jump, usual_jumps + over[:, behind]
-            place = behind
+            place, skipped = behind, skipped + behind - place - 1
         elif is_next:  # the numbers of other calls jump further than elsewhere
             place += 1
         else:
             return False
-    return bool(own_jumps and own_jumps >= usual_jumps.max())
+    return bool(own_jumps and own_jumps + skipped // 2 >= usual_jumps.max())
 
 
 def _count_nodes(trace: Trace, process: int, steps: Steps) -> Ints:

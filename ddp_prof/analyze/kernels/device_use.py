@@ -32,7 +32,6 @@ from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.why_unknown import (
-    NO_DURATIONS,
     NOT_TIMED,
     has_no_usable_events,
     hides_compute,
@@ -224,7 +223,7 @@ def measure_rank_use(rank: RankEvents) -> RankUse:
     """Return how the device of a rank spent its time."""
     communicates = rank.union_of(Category.COMMUNICATION).length_ns > 0
     is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_compute(rank) and communicates)
-    is_unknown |= why_unknown(rank) == NO_DURATIONS
+    is_unknown |= why_unknown(rank) in NOT_TIMED
     hidden = () if is_unknown else measure_hidden(rank)
     return RankUse(
         process=rank.process,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.attribution import Events
-from ddp_prof.analyze.core.blocking import NEEDS_LOST, NO_COPIES, host_blocking
+from ddp_prof.analyze.core.blocking import NEEDS_LOST, NO_COPIES, NO_LAUNCHES, host_blocking
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work
 from ddp_prof.ingest.load import load_trace
@@ -136,6 +136,14 @@ def test_without_the_copies_that_were_called_for_nothing_is_known_of_waits(is_re
     (rank,) = find_rank_events(trace)
     reason = None if is_recorded else NO_COPIES
     assert (rank.blocking.coverage.reason, find_rank_work(rank).reason) == (reason, reason)
+
+
+def test_without_the_launch_of_a_collective_it_is_not_known_what_it_held_up(tmp_path: Path) -> None:
+    """All that it held up seemed to stand still for nothing."""
+    capture = bucket_steps(20, 20, 20)
+    capture.kernels = [replace(one, launch=None) if "nccl" in one.name else one for one in capture.kernels]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert (rank.blocking.coverage.reason, rank.blocking.by_step_ns.max()) == (NO_LAUNCHES, UNKNOWN)
 
 
 @pytest.mark.parametrize("lost", ["cudaStreamWaitEvent", "cudaEventRecord", "cuda"])

@@ -56,11 +56,26 @@ def test_the_step_that_lost_least_counts_if_most_lack_as_much(lost: list[int], c
     assert note in "; ".join(recording.notes([f"step {number}" for number in range(4)]))
 
 
+def test_no_step_counts_if_those_that_lost_least_lost_others() -> None:
+    assert recorded_with(step_lost=[1, 1, 1, 1], are_lost_alike=False).is_incomplete.all()
+    assert recorded_with(step_lost=[0] * 4, step_lost_copies=(1, 1, 1, 1), are_copies_alike=False).is_incomplete.all()
+    assert not recorded_with(step_lost=[1, 1, 1, 1], step_lost_copies=(1, 1, 1, 1)).is_incomplete.any()
+
+
+@pytest.mark.parametrize(("lost", "are_alike"), [("bfj", True), ("bgj", False)])
+def test_whether_steps_lost_the_same_is_told_by_places(lost: str, are_alike: bool) -> None:
+    launches = "abc.....efg.....ijk....."
+    streams = {7: "".join("." if letter in lost else letter for letter in launches)}
+    (rank,) = find_rank_events(launching(draw_trace(ranges=THREE_STEPS, launches={"main": launches}, streams=streams)))
+    assert rank.recording.are_lost_alike is are_alike
+
+
 def recorded_with(*, step_lost: list[int], step_lost_copies: tuple[int, ...] = (0,) * 4, **others: bool) -> Recording:
     """Four steps that launch as much, and lack these activities."""
     (rank,) = find_rank_events(launching(draw_trace(launches={"main": "a"}, streams={7: "a"})))
     nothing = dict.fromkeys(("is_overlong", "is_timeless", "is_silent", "is_partial"), np.zeros(4, np.bool_))
     lost = {"step_lost": column(step_lost), "step_lost_copies": column(step_lost_copies)}
+    others = {"are_lost_alike": True, "are_copies_alike": True} | others
     lost |= dict.fromkeys(("step_ranges", "step_silent_ranges"), column([0] * 4))
     return replace(rank.recording, step_launches=column([400] * 4), **lost, **nothing, **others)
 
