@@ -135,7 +135,7 @@ class Hidden(Flag):
     COMMUNICATION = auto()
     """No communication was recorded, although there may have been some."""
     COPIES = auto()
-    """Copies were launched, and none of them was recorded."""
+    """Copies, or memory sets, were launched, and none of them was recorded."""
 
 
 WHY_HIDDEN = {

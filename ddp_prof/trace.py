@@ -138,6 +138,7 @@ class SyncKind(IntEnum):
     HOST_WAIT_STREAM = 3  # the host waits for all work of a stream
     HOST_WAIT_DEVICE = 4  # the host waits for all work of a device
     COPY = 5  # launches a copy, and may wait for its end
+    SET = 6  # launches a memory set, and orders nothing
 
 
 HOST_WAITS = (SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE)

@@ -539,7 +539,7 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
 
     ``reason`` is why its overlap is not known, ``None`` if it is; ``comm_ns`` is the length of its communication.
     """
-    of_rank, of_steps = Hidden.NOTHING, Hidden.COPIES if rank.lacks_copies else Hidden.NOTHING
+    of_rank, of_steps = Hidden.NOTHING, Hidden.COPIES if rank.lacks_copies or rank.lacks_sets else Hidden.NOTHING
     is_blind = has_no_usable_events(rank)
     if is_blind or loses_launches(rank):
         of_steps |= Hidden.LAUNCHES

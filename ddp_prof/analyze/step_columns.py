@@ -373,14 +373,14 @@ class StepOverlap:
     window_ns: int | None = column(
         "from the first to the last work of the step on the device",
         measure=lambda steps: steps.rank.breakdown.window_ns,
-        needs=Hidden.LAUNCHES,
+        needs=Hidden.LAUNCHES | Hidden.COPIES,
         stays=WITH_ROOM,
         adds_up=True,
     )
     compute_only_ns: int | None = column(
         "compute without communication at the same time",
         measure=lambda steps: steps.rank.breakdown.compute_only_ns,
-        needs=Hidden.LAUNCHES | Hidden.NAMES | Hidden.GRAPHS,
+        needs=Hidden.LAUNCHES | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
         stays=WITH_ROOM,
         adds_up=True,
     )

@@ -231,7 +231,7 @@ def leave_out_captured_copies(trace: Trace, kind: Ints, events: Ints | None) -> 
         events: A value for each of its synchronizations, or ``None``; is returned for those that are left.
     """
     calls, activities = trace.synchronizations, trace.activities
-    is_captured = (calls.kind == SyncKind.COPY) & _are_captured(trace.calls, kind, calls)
+    is_captured = np.isin(calls.kind, (SyncKind.COPY, SyncKind.SET)) & _are_captured(trace.calls, kind, calls)
     for process in distinct(calls.process[is_captured]):  # other threads may copy meanwhile
         mine = np.flatnonzero(is_captured & (calls.process == process))
         numbers = activities.correlation[activities.process == process]

@@ -90,8 +90,12 @@ _ORDERING_CALLS = {
     "DeviceSynchronize": SyncKind.HOST_WAIT_DEVICE,
     "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
     "Memcpy": SyncKind.COPY,
+    "Memset": SyncKind.SET,
 }
-"""API calls that order work: start of their names after ``cuda``, ``cu``, ``hip`` or ``musa``, and what they do."""
+"""API calls that order work, or launch copies and memory sets: start of their names, and what they do.
+
+Before that stands ``cuda``, ``cu``, ``hip`` or ``musa``.
+"""
 _ORDERING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(_ORDERING_CALLS)})")
 
 

@@ -37,7 +37,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Kind, SyncKind, Trace, numbers_grow
+from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind, Trace, numbers_grow
 
 _LARGEST_NUMBER = 1 << 40
 _NATURAL_GAP_NS = 5_000
@@ -392,7 +392,8 @@ class HostCalls:
         """``work`` are rows of the activities of one rank, in the order of :attr:`Dependencies.in_order`."""
         calls, process = trace.synchronizations, trace.activities.process[work[:1]]
         stream = dependencies.stream[work]
-        rows = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
+        may_wait = np.isin(calls.kind, (*HOST_WAITS, SyncKind.COPY))
+        rows = np.flatnonzero(may_wait & np.isin(calls.process, process))
         rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
         self.work, self.rows = work, rows
         self.thread, self.place = calls.thread[rows], dependencies.call_place[rows]

@@ -46,7 +46,7 @@ from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.core.work import Work, find_work
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import ALL_REDUCE, OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
-from ddp_prof.table import Brief, begins_run, parts_of, rows_of
+from ddp_prof.table import Brief, begins_run, is_among, parts_of, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
     NEVER,
@@ -325,6 +325,16 @@ class RankEvents(Brief):
         calls, activities = self.trace.synchronizations, self.trace.activities
         is_called = np.any((calls.kind == SyncKind.COPY) & (calls.process == self.process))
         return bool(is_called and not np.any((activities.kind == Kind.COPY) & (activities.process == self.process)))
+
+    @property
+    def lacks_sets(self) -> bool:
+        """Whether the process made calls that set memory, and none of these has an activity."""
+        calls, activities = self.trace.synchronizations, self.trace.activities
+        numbers = calls.correlation[(calls.kind == SyncKind.SET) & (calls.process == self.process)]
+        return (
+            bool(len(numbers))
+            and not is_among(numbers, activities.correlation[activities.process == self.process]).any()
+        )
 
     @property
     def _lacks_launches(self) -> bool:

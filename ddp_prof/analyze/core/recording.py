@@ -128,7 +128,7 @@ class Recording:
         are_unnumbered: Whether launches without an activity are not lost, because activities lack their numbers.
         step_launches: Number of calls that launched something in each step.
         step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
-        step_lost_copies: Number of calls for copies in each step of which no copy was recorded; 0 if none was in any.
+        step_lost_copies: Number of calls for copies or memory sets in each step without an activity; 0 if none has one.
         are_lost_alike: Whether the steps that lack the fewest launches lack those at the same places.
         are_copies_alike: The same for calls for copies.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
@@ -249,7 +249,8 @@ class Recording:
         if self.lacks_copies.any():
             which, of_them = name_steps(names, self.lacks_copies), self.step_lost_copies[self.lacks_copies]
             count = int(of_them.sum())
-            calls = "a call that copies has" if count == 1 else f"{count:,} calls that copy have"
+            calls = "a call that copies or sets memory has"
+            calls = calls if count == 1 else f"{count:,} calls that copy or set memory have"
             notes.append(f"{which} left out: {calls} no activity there{why}")
         if self.is_overlong.any():
             which = "it" if self.is_overlong.sum() == 1 else "them"
@@ -385,13 +386,16 @@ def _are_alike(calls_ns: Ints, lost_ns: Ints, steps: Steps) -> bool:
 def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> tuple[Ints, bool]:
     """Return how many calls for copies in each step have no activity with their number, and whether at equal places.
 
-    None if no copy was recorded.
+    Calls for memory sets count, too. None of either kind counts if no activity of that kind was recorded.
     """
     calls, activities = trace.synchronizations, trace.activities
     mine = activities.process == process
-    asked = np.flatnonzero((calls.kind == SyncKind.COPY) & (calls.process == process) & (calls.start_ns != NO_TIME))
-    if not np.any(mine & (activities.kind == Kind.COPY)):
-        asked = asked[:0]
+    recorded = [
+        call
+        for call, kind in ((SyncKind.COPY, Kind.COPY), (SyncKind.SET, Kind.MEMORY_SET))
+        if np.any(mine & (activities.kind == kind))
+    ]
+    asked = np.flatnonzero(is_in(calls.kind, recorded) & (calls.process == process) & (calls.start_ns != NO_TIME))
     lost = asked[~is_among(calls.correlation[asked], activities.correlation[mine])]
     count = _count(steps.index_at(calls.start_ns[lost]), len(steps))
     return count, _are_alike(calls.start_ns[asked], calls.start_ns[lost], steps)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.core.blocking import NO_COPIES
+from ddp_prof.analyze.core.blocking import NO_COPIES, NO_SETS
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
@@ -119,6 +119,8 @@ def _why_idle_unknown(rank: RankEvents) -> str | None:
         return reason
     if rank.lacks_copies:
         return NO_COPIES
+    if rank.lacks_sets:
+        return NO_SETS
     if hides_work(rank):
         return why_unknown_work(rank) or "some kernels have no name, so what ran is not known"
     if rank.device is not None and len(rank.events) == 1:

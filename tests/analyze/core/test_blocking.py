@@ -12,10 +12,11 @@ from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.blocking import NEEDS_LOST, NO_COPIES, NO_LAUNCHES, host_blocking
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work
+from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category, Synchronizations, SyncKind
 from tests.drawing import MAIN, PID, draw_trace, instants, picture_of, runs, table
-from tests.nsys_factory import STEP_NS, US, Sync, bucket_steps, write_capture
+from tests.nsys_factory import STEP_NS, US, Kernel, Sync, bucket_steps, write_capture
 
 
 def collectives(*pictures: str) -> Events:
@@ -136,6 +137,23 @@ def test_without_the_copies_that_were_called_for_nothing_is_known_of_waits(is_re
     (rank,) = find_rank_events(trace)
     reason = None if is_recorded else NO_COPIES
     assert (rank.blocking.coverage.reason, find_rank_work(rank).reason) == (reason, reason)
+
+
+@pytest.mark.parametrize(("steps", "counted"), [((1,), [0, 2]), ((0, 1, 2), [0, 1, 2])])
+def test_memory_sets_that_were_lost_are_not_said_to_take_no_time(
+    steps: tuple[int, ...], counted: list[int], tmp_path: Path
+) -> None:
+    """Their calls were recorded: exposed memory was too small, and the device idle."""
+    capture = bucket_steps(20, 20, 20)
+    for step in range(3):
+        number, at = 10 * (step + 1), (step + 1) * STEP_NS - 5 * US
+        capture.syncs.append(Sync("cudaMemsetAsync_v3020", at, number, 7))
+        if step not in steps:
+            capture.kernels.append(Kernel("set", at + US, at + 2 * US, None, 100, kind="memset", number=number))
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
+    (rank,) = measure_overlap(trace).ranks
+    assert [step.step for step in rank.steps] == counted
+    assert all((step.idle_ns is None) is (len(counted) == 3) for step in rank.steps)
 
 
 def test_without_the_launch_of_a_collective_it_is_not_known_what_it_held_up(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_of_a_step_that_lost_kernels_and_copies_both_are_named(are_unnumbered: b
     recording = recorded_with(step_lost=[0, 9, 0, 0], step_lost_copies=(0, 2, 1, 0), are_unnumbered=are_unnumbered)
     assert recording.notes([f"step {number}" for number in range(4)]) == (
         f"step 1 left out: 9 of 400 launches in it have no activity{why}",
-        f"steps 1, 2 (2 of 4) left out: 3 calls that copy have no activity there{why}",
+        f"steps 1, 2 (2 of 4) left out: 3 calls that copy or set memory have no activity there{why}",
     )
 
 
