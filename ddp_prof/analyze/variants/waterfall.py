@@ -101,6 +101,7 @@ class Budget(Parts):
         contention: How much communication slows compute.
         knows_wait: Whether waits for peers are known; if not, they are in ``transfer_ns`` and ``tail_ns``.
         knows_tail: Whether it is known when backward ends; if not, its tail is in ``transfer_ns``.
+        clocks_disagree: Whether steps last from device work to device work only because the clocks disagree.
         half_width_ns: For each part by name, how far its 95 % interval reaches from it.
     """
 
@@ -110,6 +111,7 @@ class Budget(Parts):
     contention: Contention
     knows_wait: bool
     knows_tail: bool
+    clocks_disagree: bool
     half_width_ns: Mapping[str, int]
 
 
@@ -266,6 +268,7 @@ def _measure_budget(
         for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True)
         if of_ranks is None or rank.rank in of_ranks
     ]
+    clocks_disagree = any(rank.clocks_disagree for rank in run.ranks)
     # For each rank, the parts that are told: one value per step. What is not told apart is in another part.
     ranks = []
     for rank, wait_ns in counted:
@@ -274,7 +277,7 @@ def _measure_budget(
             del parts["wait"]
         if not knows_tail:
             parts["transfer"] = parts["transfer"] + parts.pop("tail")
-        if any(of_run.clocks_disagree for of_run in run.ranks):  # then all of it counts as rest
+        if clocks_disagree:  # then all of it counts as rest
             del parts["calls"]
         ranks.append(parts)
     steps = sum(len(parts["step"]) for parts in ranks)
@@ -307,6 +310,7 @@ def _measure_budget(
         contention=contention,
         knows_wait=knows_wait,
         knows_tail=knows_tail,
+        clocks_disagree=clocks_disagree,
         half_width_ns={part: round(width) for part, width in widths.items()},
     )
 
@@ -373,7 +377,10 @@ def _shared_ranks(before: RunAnalysis, after: RunAnalysis) -> set[int | None] | 
 
 
 def subtract_budgets(before: Budget, after: Budget) -> Change:
-    """Return the change of each part that both runs have, from ``before`` to ``after``."""
+    """Return the change of each part that both runs have, from ``before`` to ``after``.
+
+    If clocks disagree in one of them, its steps were measured in another way, and no change is known to be one.
+    """
     found: dict[str, int | None] = {f"{name}_ns": None for name in ("step", *PARTS)}
     half_width = {}
     tested = before.half_width_ns.keys() & after.half_width_ns.keys() & {*PARTS}
@@ -385,7 +392,8 @@ def subtract_budgets(before: Budget, after: Budget) -> Change:
         old, new = getattr(before, f"{name}_ns"), getattr(after, f"{name}_ns")
         if old is not None and new is not None:
             found[f"{name}_ns"] = new - old
-            if name in before.half_width_ns and name in after.half_width_ns:
+            is_comparable = before.clocks_disagree == after.clocks_disagree
+            if is_comparable and name in before.half_width_ns and name in after.half_width_ns:
                 width = half_width_of_change(before.half_width_ns[name], after.half_width_ns[name])
                 half_width[name] = round((of_step if name == "step" else of_part) * width)
     return Change(before=before.label, after=after.label, half_width_ns=half_width, **found)  # type: ignore[arg-type]

@@ -297,6 +297,19 @@ def test_why_nothing_is_told_of_what_changed(two_runs: list[str]) -> None:
     assert "note: what changed is not told: of new, it has no step that can be measured" in said
 
 
+def test_a_run_whose_clocks_disagree_is_not_said_to_have_longer_steps(two_runs: list[str], tmp_path: Path) -> None:
+    """Its steps last from device work to device work, those of the same run on one clock as their ranges."""
+    shifted = tmp_path / "shifted.sqlite"
+    shifted.write_bytes(Path(two_runs[0]).read_bytes())
+    with closing(sqlite3.connect(shifted)) as file:
+        file.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = start - 140000000, end = end - 140000000")
+        file.commit()
+    told = run("compare", two_runs[0], shifted, "--format", "json").stdout
+    changes = {change["part"]: change["is_beyond_spread"] for change in json.loads(told)["changes"]}
+    assert changes["step"] is None
+    assert True not in changes.values()
+
+
 def test_one_pair_of_equal_runs_in_twenty_seems_to_have_changed() -> None:
     """With an interval for each part alone it was every third pair; with one for the step alone, 9 of 100."""
     draw, pairs, steps = np.random.default_rng(0), 1000, 40
@@ -314,7 +327,7 @@ def test_one_pair_of_equal_runs_in_twenty_seems_to_have_changed() -> None:
             ends.append(
                 Budget(
                     label="x", device="cuda", steps=steps, contention=nothing, knows_wait=True, knows_tail=True,
-                    half_width_ns=widths, step_ns=sum(mean.values()), **mean,
+                    clocks_disagree=False, half_width_ns=widths, step_ns=sum(mean.values()), **mean,
                 )
             )  # fmt: skip
         change = subtract_budgets(*ends)
