@@ -53,6 +53,7 @@ from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
 from ddp_prof.analyze.step_levels import LevelChange, find_level_change
 from ddp_prof.analyze.why_unknown import (
     LOST,
+    NO_BEGIN,
     NO_COMMUNICATION,
     NOT_TIMED,
     NOTHING,
@@ -546,7 +547,11 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
     communicates = np.any(rank.events.category == Category.COMMUNICATION)
-    if lacks_durations(rank, Category.COMMUNICATION) or (comm_ns == 0 and communicates and not hides_graphs(rank)):
+    if (
+        reason == NO_BEGIN
+        or lacks_durations(rank, Category.COMMUNICATION)
+        or (comm_ns == 0 and communicates and not hides_graphs(rank))
+    ):
         of_rank, of_steps = Hidden.DURATIONS, of_steps | Hidden.COMMUNICATION  # in warm-up steps, too
     elif comm_ns == 0 and reason not in (None, NO_COMMUNICATION):
         of_steps |= Hidden.COMMUNICATION

@@ -9,12 +9,12 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import find_operations
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
-from ddp_prof.analyze.core.recording import CLOCKS, UNITS
+from ddp_prof.analyze.core.recording import CLOCKS, UNITS, are_launched_earlier
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
 from ddp_prof.communication import BARRIER, DEVICE_BARRIER, GLOO, NCCL_RANGE, OPERATIONS, REDUCTIONS, operation_of
 from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
-from ddp_prof.trace import UNKNOWN, Category, SyncKind, Trace, distinct
+from ddp_prof.trace import UNKNOWN, Category, Kind, SyncKind, Trace, distinct
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what a CPU did instead"
 
@@ -44,7 +44,9 @@ COPIES_LOST = "copies carry out collectives in this trace, by the calls in their
 
 ONLY_BARRIERS = "only barriers between devices communicate in this trace, and when data moved is not known"
 
-NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST, ONLY_BARRIERS))
+NO_BEGIN = "when collectives of the host began is not known, as copies to it, or what launched them, were not recorded"
+
+NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST, ONLY_BARRIERS, NO_BEGIN))
 """Reasons that mean that the trace does not tell what a step communicates, nor what fills it besides compute."""
 
 WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
@@ -82,6 +84,8 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NO_DURATIONS
     if not reason and _has_only_barriers(rank):
         return ONLY_BARRIERS
+    if not reason and _hides_begin(rank):
+        return NO_BEGIN
     if reason or rank.union_of(Category.COMMUNICATION).length_ns:
         return reason
     if np.any(rank.events.category == Category.COMMUNICATION):
@@ -139,6 +143,20 @@ def _has_only_barriers(rank: RankEvents) -> bool:
     names = take_or_unknown(rank.trace.activities.name_id, activity)
     is_barrier = find_operations(rank.trace, names) == OPERATIONS.index(DEVICE_BARRIER)
     return bool(len(activity) and is_barrier.all())
+
+
+def _hides_begin(rank: RankEvents) -> bool:
+    """Return whether the host communicates for a device, and copies to it, with which that begins, are not all known.
+
+    Copies that were launched before the recording began are none of these.
+    """
+    events, activities = rank.events, rank.trace.activities
+    on_host = (events.category == Category.COMMUNICATION) & (events.activity == UNKNOWN)
+    if rank.device is None or not on_host.any():
+        return False
+    copies = (activities.kind == Kind.COPY) & (activities.process == rank.process)
+    unknown = copies & (rank.trace.launching_calls == UNKNOWN)
+    return rank.lacks_copies or bool(np.any(unknown & ~are_launched_earlier(rank.trace)))
 
 
 def _communicates_elsewhere(rank: RankEvents) -> bool:

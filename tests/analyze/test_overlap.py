@@ -13,7 +13,7 @@ from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.variants.comparison import compare_variants
-from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, UNNAMED_BACKWARD
+from ddp_prof.analyze.why_unknown import NO_BEGIN, NO_COMMUNICATION, UNNAMED_BACKWARD
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.notes import Doubt
 from ddp_prof.present.headlines import gain_headline
@@ -518,20 +518,36 @@ def test_a_copy_that_begins_when_its_range_ends_takes_no_bucket_away() -> None:
     assert (collective.start_ns, collective.end_ns, collective.bucket, collective.bytes) == (6, 6, 4, 8)
 
 
+GLOO_ON_A_GPU = {
+    "process|rank=0": "##########",
+    "step|index=0": "##########",
+    "backward": "##........",
+    "all_reduce|bucket=0|bytes=8|params=1": ".#####....",
+}
+
+
 def test_gloo_without_its_copies_begins_at_the_launch_and_that_is_said() -> None:
     trace = draw_trace(
-        ranges={
-            "process|rank=0": "##########",
-            "step|index=0": "##########",
-            "backward": "##........",
-            "all_reduce|bucket=0|bytes=8|params=1": ".#####....",
-        },
+        ranges=GLOO_ON_A_GPU,
         launches={"main": "a........."},
         streams={7: "aaaa......"},
     )
     result = measure_overlap(trace)
     assert (only_rank(result).comm_ns, only_rank(result).overlapped_ns) == (5, 3)
     assert any("no copy to the host was recorded for 1 of 1 collectives" in note for note in result.warnings)
+
+
+def test_if_the_launch_of_a_copy_to_gloo_is_lost_it_is_not_known_what_is_hidden() -> None:
+    """The collective seemed to begin with its range, beside all of the compute: a gate on hidden time passed."""
+    trace = draw_trace(
+        ranges=GLOO_ON_A_GPU,
+        launches={"main": "0a........"},
+        streams={7: ".aaa......", 8: "0...1....."},
+    )
+    rank = only_rank(measure_overlap(trace))
+    assert (rank.reason, rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (NO_BEGIN, None, None, None)
+    (step,) = rank.steps
+    assert (step.comm_ns, step.overlapped_ns, step.exposed_ns) == (None, None, None)
 
 
 def test_a_device_that_computes_while_its_host_waits_for_gloo_does_not_stand_still() -> None:
