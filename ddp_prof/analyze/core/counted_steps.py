@@ -88,7 +88,7 @@ def _lack_phases(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank lack a range without which compute or communication is not known.
 
     A step that communicates has a backward, one with a backward a forward, and one that waits communicates, if at least
-    half of such steps do. So it is also if such a range takes no time.
+    half of such steps do, two or more. So it is also if such a range takes no time.
     """
     steps, phases = rank.steps, rank.phases
     lasts = select(phases, phases.end_ns > phases.start_ns)
@@ -103,7 +103,7 @@ def _lack_phases(rank: RankEvents) -> Mask:
     found = np.zeros(len(steps), np.bool_)
     for asked, has_it in ((communicates, backward), (backward, forward), (waits, communicates)):
         counted = asked & ~steps.warmup
-        if 2 * (counted & has_it).sum() >= counted.sum():
+        if (counted & has_it).sum() >= max(2, counted.sum() / 2):
             found |= counted & ~has_it
     return found
 
