@@ -11,8 +11,9 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# Of these versions unpack and write_fonts know the files. The second one has the letters and signs that the browser's lacks.
-packages=(@sparticuz/chromium@153.0.0 dejavu-fonts-ttf@2.37.3)
+# Of these versions unpack and write_fonts know the files. The browser's own fonts lack arrows and letters of one width, and
+# are wider than those of a system with Chromium: Liberation, of pdfjs-dist, and DejaVu for what that lacks.
+packages=(@sparticuz/chromium@153.0.0 pdfjs-dist@6.5.438 dejavu-fonts-ttf@2.37.3)
 
 fail() {
   echo "error: $*" >&2
@@ -53,13 +54,14 @@ EOF
 
 write_fonts() {
   mv node_modules/dejavu-fonts-ttf/ttf/DejaVuSans{,-Bold,Mono}.ttf "$1/fonts"
+  mv node_modules/pdfjs-dist/standard_fonts/LiberationSans-{Regular,Bold}.ttf "$1/fonts"
   cat >"$1/fonts.conf" <<EOF
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig>
   <dir prefix="relative">fonts</dir>
   <cachedir prefix="xdg">fontconfig</cachedir>
-  <alias><family>sans-serif</family><prefer><family>Open Sans</family></prefer></alias>
+  <alias><family>sans-serif</family><prefer><family>Liberation Sans</family></prefer></alias>
   <alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
 </fontconfig>
 EOF
@@ -76,7 +78,7 @@ main() {
   mkdir "$work/package" "$work/chromium"
   cd "$work/package"
   echo '{}' >package.json # without one npm takes the project of a folder above
-  "$node" "$npm" install --ignore-scripts --no-audit --no-fund --no-save "${packages[@]}"
+  "$node" "$npm" install --omit=optional --ignore-scripts --no-audit --no-fund --no-save "${packages[@]}"
   unpack "$work/chromium"
   chmod -R a+rX "$work/chromium" # the program is its owner's otherwise
   write_fonts "$work/chromium"

@@ -92,8 +92,12 @@ def test_without_a_command_the_summary_is_shown(words: list[str], trace: Path) -
      "capture --steps 1:@ -- true"],
 )  # fmt: skip
 def test_a_number_of_5000_digits_is_wrong_usage(command: str, trace: Path) -> None:
+    """Before 3.10.7, Python reads numbers of any length; of as many rows, or processes, there are just fewer."""
     words = command.replace("@", "9" * 5000).split()
     result = run(*(trace if word == "x" else word for word in words))
+    if not hasattr(sys, "get_int_max_str_digits") and words[2] in ("--top", "--jobs"):
+        assert result.exit_code == 0, result.stderr
+        return
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
 

@@ -29,8 +29,9 @@ case "$*" in
   *npm-cli.js*)
     echo "npm" >>"$CALLS"
     [ -e package.json ] || exit 3 # npm would take the project of a folder above
-    fonts=node_modules/dejavu-fonts-ttf/ttf
-    mkdir -p "$fonts" && touch "$fonts"/DejaVuSans{,-Bold,Mono}.ttf
+    dejavu=node_modules/dejavu-fonts-ttf/ttf liberation=node_modules/pdfjs-dist/standard_fonts
+    mkdir -p "$dejavu" "$liberation"
+    touch "$dejavu"/DejaVuSans{,-Bold,Mono}.ttf "$liberation"/LiberationSans-{Regular,Bold}.ttf
     exit "${NPM:-0}" ;;
   *executablePath*)
     mkdir "$TMPDIR/fonts"
@@ -63,6 +64,7 @@ def test_the_browser_starts_with_its_libraries_from_any_folder(checkout: Checkou
         [browser, "--a", "b c"], env={"BROWSER": TELLS}, capture_output=True, text=True, check=True
     )
     assert started.stdout == f"--a b c {venv}/chromium/al2023/lib\n"
+    assert len(list((venv / "chromium/fonts").glob("*.ttf"))) == 5
     assert (venv / "chromium/chromium").stat().st_mode & 0o777 == 0o755, "other users start it, too"
     assert not list(venv.glob("partial.*"))
 
