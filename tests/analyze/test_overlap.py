@@ -410,6 +410,19 @@ def test_a_step_on_a_cpu_of_which_ranges_were_lost_does_not_count(lost: str, cou
     assert (told in result.warnings) is (len(counted) < 4)
 
 
+def test_micro_batches_that_wait_for_nothing_have_lost_nothing() -> None:
+    """A loop that calls ``synchronize`` in each step, but communicates in every second one, lost half of its steps."""
+    ranges = {
+        "forward": "##........##........" * 2,
+        "backward": "..####......####...." * 2,
+        "all_reduce|bucket=0|bytes=8|params=1": "............####...." * 2,
+        "synchronize": "......#.........##.." * 2,
+    }
+    steps = {f"step|index={number}": "." * 10 * number + "#" * 10 for number in range(4)}
+    result = measure_overlap(draw_trace(ranges=steps | ranges, ranks={PID: 1}))
+    assert [step.step for step in only_rank(result).steps] == [0, 1, 2, 3]
+
+
 def test_without_calls_it_is_not_known_that_nothing_stood_still_in_a_step() -> None:
     """No collective is known to be of the step, and it was said to stand still for none."""
     whole = {"ranges": {"step 0": "########"}, "streams": {7: ".aa..bb.", 9: "..NNN..."}}

@@ -88,24 +88,32 @@ def _lack_phases(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank lack a range without which compute or communication is not known.
 
     A step that communicates has a backward, one with a backward a forward, and one that waits communicates, if at least
-    half of such steps do, two or more. So it is also if such a range takes no time.
+    half of such steps do, two or more. So it is also if such a range takes no time. One waits whose ``synchronize``
+    takes as long as that of a step that communicates: in micro-batches under ``no_sync`` it returns at once.
     """
     steps, phases = rank.steps, rank.phases
-    lasts = select(phases, phases.end_ns > phases.start_ns)
-    forward, backward, waits = (
-        np.bincount(of_step[of_step != UNKNOWN], minlength=len(steps)) > 0
-        for of_step in (
-            steps.index_at(lasts.start_ns[lasts.kind == PHASES.index(kind)])
-            for kind in (FORWARD, BACKWARD, SYNCHRONIZE)
-        )
+    of_step, length_ns = steps.index_at(phases.start_ns), phases.end_ns - phases.start_ns
+    forward_ns, backward_ns, synchronize_ns = (
+        np.bincount(of_step[mine], length_ns[mine], len(steps)) if mine.any() else np.zeros(len(steps))
+        for mine in ((of_step != UNKNOWN) & (phases.kind == PHASES.index(kind)) for kind in _NEEDED)
     )
+    has_forward, has_backward = forward_ns > 0, backward_ns > 0
     communicates = rank.union_of(Category.COMMUNICATION).covered_ns(steps.start_ns, steps.end_ns) > 0
+    shortest_ns = synchronize_ns[communicates & (synchronize_ns > 0)].min(initial=np.inf)
     found = np.zeros(len(steps), np.bool_)
-    for asked, has_it in ((communicates, backward), (backward, forward), (waits, communicates)):
+    for asked, has_it in (
+        (communicates, has_backward),
+        (has_backward, has_forward),
+        (synchronize_ns >= shortest_ns, communicates),
+    ):
         counted = asked & ~steps.warmup
         if (counted & has_it).sum() >= max(2, counted.sum() / 2):
             found |= counted & ~has_it
     return found
+
+
+_NEEDED = (FORWARD, BACKWARD, SYNCHRONIZE)
+"""The phases without whose ranges compute or communication of a CPU is not known."""
 
 
 def _lack_collectives(rank: RankEvents) -> Mask:
