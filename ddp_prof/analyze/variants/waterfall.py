@@ -436,7 +436,7 @@ class PartChange:
     after_ns: int | None = column("in the second run", null="the part is not known", stays=USUALLY)
     half_width_ns: int | None = column(
         "half of the change's 95 % interval; those of the step and of all parts hold together",
-        null="too few steps",
+        null="too few steps, or the clocks of host and device disagree in one of the runs",
         key="change_±_ms",
         stays=USUALLY,
     )
