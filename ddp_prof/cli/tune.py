@@ -117,14 +117,10 @@ def tune(
     from ddp_prof.tune.report import kept_note, plan_lines, warning_of
     from ddp_prof.tune.session import Limits
     from ddp_prof.tune.store import Store
-    from ddp_prof.tune.tries import parse_tries
 
     # Wrong usage is reported before anything runs.
     _refuse_what_is_not_measured(plan, dry_run)
-    try:
-        tries = parse_tries(asked)
-    except UsageError as error:
-        raise click.UsageError(str(error), context) from error
+    tries = _read_tries(asked, context)
     job = Program(program, warmup, steps, in_process=in_process)
     limits, environ = Limits(rounds, minutes, worth), dict(os.environ)
     if in_process:
@@ -166,6 +162,16 @@ def tune(
         _report(f"stopped: {kept if session and session.has_runs else 'no run was finished'}")
         context.exit(128 + stop.number)
     _show(result, because, page, output)
+
+
+def _read_tries(asked: Sequence[str], context: click.Context) -> Sequence[Try]:
+    """Return the tries of ``--try``; wrong usage if one cannot be read."""
+    from ddp_prof.tune.tries import parse_tries
+
+    try:
+        return parse_tries(asked)
+    except UsageError as error:
+        raise click.UsageError(str(error), context) from error
 
 
 _report = partial(say, err=True)

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.kernels.kernel_times import KernelRuns
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
-    from ddp_prof.analyze.variants.same_factor import SameFactor
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.analyze.what_if.prediction import RunPrediction
     from ddp_prof.analyze.what_if.questions import Question
@@ -712,19 +711,13 @@ def what_changed(
         others: See :func:`changes_between`.
         are_one_job: Whether both are runs of one job; between others, no common factor of all kernels is looked for.
     """
+    from ddp_prof.analyze.variants.same_factor import find_same_factor
     from ddp_prof.present.tables.compare import WhatChanged, late_ranks_text
 
     parts = changes_between(before, after, others)
+    factor = find_same_factor(before.kernels(), after.kernels()) if are_one_job else None
     late = late_ranks_text(parts, [before.skew(), after.skew()], names) if parts else ""
-    return WhatChanged(parts, _factor_between(before, after) if are_one_job else None, late)
-
-
-def _factor_between(before: Run, after: Run) -> SameFactor | None:
-    """Return the factor by which all kernels of a run take longer than those of another run, if there is one."""
-    from ddp_prof.analyze.variants.same_factor import find_same_factor
-
-    prepare_runs([before, after], "kernels")
-    return find_same_factor(before.kernels(), after.kernels())
+    return WhatChanged(parts, factor, late)
 
 
 def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:

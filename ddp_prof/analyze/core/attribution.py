@@ -315,15 +315,15 @@ def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: Coll
     first, end = (np.searchsorted(launch_ns[reduces], at) for at in (passes.start_ns, passes.end_ns))
     following = np.searchsorted(passes.start_ns, trace.spans.start_ns[size_spans])
     name_ids = trace.spans.name_id[size_spans]
+    told = {name_id: _tell_buckets(trace.names[name_id]) for name_id in distinct(name_ids)}
     for number in range(len(passes)):
         latest = following[following <= number].max(initial=UNKNOWN)
         rows = reduces[first[number] : end[number]]
-        told = {index: _tell_buckets(trace.names[index]) for index in name_ids[following == latest].tolist()}
-        fitting = [index for index, one in told.items() if len(one.sizes) + one.others == len(rows)]
+        latest_told = [(name_id, told[name_id]) for name_id in distinct(name_ids[following == latest])]
+        fitting = [(name_id, one) for name_id, one in latest_told if len(one.sizes) + one.others == len(rows)]
         if len(fitting) != 1:  # else models with as many buckets, or equal ones of different groups
             continue
-        (name_id,) = fitting
-        one = told[name_id]
+        ((name_id, one),) = fitting
         bucket[rows[: len(one.sizes)]], size[rows[: len(one.sizes)]] = np.arange(len(one.sizes)), one.sizes
         if one.other_bytes is not None:
             size[rows[len(one.sizes) :]] = one.other_bytes
