@@ -62,11 +62,19 @@ def test_no_step_counts_if_those_that_lost_least_lost_others() -> None:
     assert not recorded_with(step_lost=[1, 1, 1, 1], step_lost_copies=(1, 1, 1, 1)).is_incomplete.any()
 
 
-@pytest.mark.parametrize(("lost", "are_alike"), [("bfj", True), ("bgj", False)])
-def test_whether_steps_lost_the_same_is_told_by_places(lost: str, are_alike: bool) -> None:
-    launches = "abc.....efg.....ijk....."
+@pytest.mark.parametrize(
+    ("launches", "lost", "are_alike"),
+    [
+        ("abc.....efg.....ijk.....", "bfj", True),
+        ("abc.....efg.....ijk.....", "bgj", False),
+        ("abc.....efg.....ijk.....mnop....", "bfjo", True),  # the last step launches one more before it
+        ("abc.....efg.....ijk.....mnop....", "bfko", False),
+    ],
+)
+def test_whether_steps_lost_the_same_is_told_by_the_places_of_most(launches: str, lost: str, are_alike: bool) -> None:
     streams = {7: "".join("." if letter in lost else letter for letter in launches)}
-    (rank,) = find_rank_events(launching(draw_trace(ranges=THREE_STEPS, launches={"main": launches}, streams=streams)))
+    steps = {f"step {at // 8}": "." * at + "########" for at in range(0, len(launches), 8)}
+    (rank,) = find_rank_events(launching(draw_trace(ranges=steps, launches={"main": launches}, streams=streams)))
     assert rank.recording.are_lost_alike is are_alike
 
 
