@@ -42,7 +42,7 @@ IN_PROCESS = (
     "compared by one run by itself, of each try that is faster"
 )
 SPREADS = (0.003, 0.01, 0.03)
-"""Spreads of pairs for a plan before any pair is known: of a quiet GPU, a quiet CPU and a machine with other work."""
+"""Spreads of pairs for a plan before enough pairs are known: a quiet GPU, a quiet CPU, and other work beside."""
 LOSSES = {
     SAME: "same losses",
     VARY: "its losses vary from run to run, so they cannot be compared: seed the program",
@@ -289,25 +289,39 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
     counted = [verdict for verdict in verdicts if verdict.outcome != TODAYS]
     if not counted:
         return ["the program has all of these settings already: there is nothing to run"]
-    runs = len(counted) + 1  # of a round: the tries and today's settings
-    rounds = min(limits.rounds, int(60 * limits.minutes / (runs * first.wall_s)))
-    tries = "1 try" if len(counted) == 1 else f"{len(counted)} tries"
-    most = f"at most {rounds} rounds, {rounds * runs} runs, {rounds * runs * first.wall_s / 60:.0f} minutes"
+    wanted = [verdict for verdict in counted if verdict.is_open]
+    if not wanted:
+        return ["all tries are decided already: there is nothing to run, and without --plan the answer is shown"]
+    runs = len(wanted) + 1  # of a round: the tries and today's settings
+    kept = min(verdict.gain.pairs if verdict.gain else 0 for verdict in wanted)
+    further = max(0, min(limits.rounds - kept, int(60 * limits.minutes / (runs * first.wall_s))))
+    rounds = kept + further
+    tries = "1 try" if len(wanted) == 1 else f"{len(wanted)} tries"
+    before = f", beside the {kept} of before" if kept else ""
+    most = f"{count_noun(further, 'round')}, {count_noun(further * runs, 'run')}"
+    takes = _duration(further * runs * first.wall_s)
+    given = f"--rounds {limits.rounds}, --minutes {limits.minutes:g}"
     lines = [
         f"{tries} and today's settings: {runs} runs a round, of about {first.wall_s:.0f} s each",
-        f"{most} (--rounds {limits.rounds}, --minutes {limits.minutes:g}); a try that is decided ends earlier",
+        f"at most {most}, {takes}{before} ({given}); a try that is decided ends earlier",
     ]
     if rounds < LEAST_PAIRS:
-        minutes = LEAST_PAIRS * runs * first.wall_s / 60
-        lines.append(f"too few: a verdict needs {LEAST_PAIRS} rounds, which take {minutes:.0f} minutes")
+        missing = LEAST_PAIRS - kept
+        takes = _duration(missing * runs * first.wall_s)
+        lines.append(f"too few: a verdict needs {LEAST_PAIRS} rounds; {missing} take {takes}")
         return lines
     # What could be shown: by the spread of the pairs that are known, else by typical spreads.
-    known = [verdict.gain.spread for verdict in counted if verdict.gain and verdict.gain.spread is not None]
+    known = [verdict.gain.spread for verdict in wanted if verdict.gain and verdict.gain.spread is not None]
     for spread in [max(known)] if known else SPREADS:
         shown = smallest_shown(spread, rounds, len(counted))
         source = "as those measured so far" if known else f"by {_percent(spread)}"
         lines.append(f"{rounds} rounds can show a gain of {_percent(shown)}, if pairs of runs vary {source}")
     return lines
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in seconds, or in minutes if it has some."""
+    return count_noun(round(seconds / 60), "minute") if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def kept_note(store: Path) -> str:
@@ -317,13 +331,14 @@ def kept_note(store: Path) -> str:
 
 def warning_of(limits: Limits, program: Program) -> str:
     """Return a line for users whose program writes files: how often it is started, and what it should leave out."""
-    often = f"once per try in each of up to {limits.rounds} rounds"
+    often = f"once per try in each of up to {count_noun(limits.rounds, 'round')}"
     if program.in_process:
+        of_a_run = count_noun(min(LEAST_PAIRS, limits.rounds), "round")
         often = (
-            f"once for {LEAST_PAIRS} rounds, in which its settings change from block to block of its steps, and "
-            "once for each try that is faster"
+            f"once for {of_a_run}, in which its settings change from block to block of its steps, and once for each "
+            "try that is faster"
         )
     return (
-        f"the program is started {often}, and ends after its last measured step: if it writes checkpoints or logs, let "
-        "it leave them out where DDP_PROF_TUNE=1 is set"
+        f"a tuning starts the program {often}, and ends it after the last measured step: if it writes checkpoints or "
+        "logs, let it leave them out where DDP_PROF_TUNE=1 is set"
     )

@@ -52,7 +52,8 @@ class Gain:
             pairs, for which it would be too wide to tell anything.
         high: Upper end of the interval; ``None`` as ``low``.
         pairs: Number of pairs: rounds in which both today's settings and the try were measured.
-        spread: Standard deviation over the pairs of ``ln(today / try)``; ``None`` for a single pair.
+        spread: Standard deviation over the pairs of ``ln(today / try)``; ``None`` as ``low``: a few pairs may be alike
+            by chance, and would promise that more of them show a tiny gain.
     """
 
     value: float
@@ -83,9 +84,10 @@ def measure_gain(pairs: Sequence[tuple[float, float]], tries: int) -> Gain | Non
     if not pairs:
         return None
     logs = [math.log(today / tried) for today, tried in pairs]
-    mean, spread = fmean(logs), stdev(logs) if len(logs) > 1 else None
+    mean, spread = fmean(logs), None
     low = high = None
-    if spread is not None and len(logs) >= LEAST_PAIRS:
+    if len(logs) >= LEAST_PAIRS:
+        spread = stdev(logs)
         half = spread * half_width_in_spreads(len(logs), ERROR / max(1, tries))
         low, high = share_of(mean - half), share_of(mean + half)
     return Gain(share_of(mean), low, high, len(logs), spread)

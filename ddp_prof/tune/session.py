@@ -135,8 +135,7 @@ class Session:
                 break
             number = max(trial.round for trial in self.trials) + 1
             if number > self.limits.rounds:
-                most = self.limits.rounds
-                ended = f"{most} rounds are done (--rounds)" if most > 1 else "one round is done (--rounds)"
+                ended = "the number of --rounds is reached"
                 break
             turns = self._draw_turns(number, wanted)
             # A round that the store has completely is taken from there, unless today's settings failed in it.
@@ -151,7 +150,7 @@ class Session:
             if not is_kept:
                 decided = sum(not verdict.is_open for verdict in verdicts)
                 waits = number < LEAST_PAIRS and decided < len(verdicts)
-                waiting = f"; verdicts from round {LEAST_PAIRS} on" if waits else ""
+                waiting = f"; a verdict needs {LEAST_PAIRS} pairs of runs" if waits else ""
                 self._report(f"round {number}: {decided} of {len(verdicts)} decided{waiting}")
         return Tuning(self.program, tuple(verdicts), tuple(self.trials), self.limits, ended)
 

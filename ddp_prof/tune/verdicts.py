@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.tune.measure import Loss
 from ddp_prof.tune.sequential import Gain, measure_gain, smallest_shown
 from ddp_prof.tune.store import OK, OUT_OF_MEMORY, OUT_OF_TIME, Trial
@@ -100,8 +99,7 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
         return Verdict(tried, FAILS, reason=failures[-1].reason, **known)  # type: ignore[arg-type]
     outcome = outcome_of(gain, worth)
     more, could_show = (None, None)
-    # A few pairs may be alike by chance, and would promise that more of them show a tiny gain.
-    if outcome == OPEN and gain and gain.spread is not None and gain.pairs >= LEAST_PAIRS:
+    if outcome == OPEN and gain and gain.spread is not None:
         more = gain.pairs
         could_show = smallest_shown(gain.spread, gain.pairs + more, tries)
     reason = failures[-1].reason if failures and not pairs else None

@@ -91,7 +91,7 @@ def test_a_round_after_which_nothing_is_open_announces_no_verdicts() -> None:
     store = NoStore(Path("none.db"), PROGRAM, tries, Path("/"))
     Session(PROGRAM, tries, program, store, Limits(), {}, said.append).run()
     assert [line for line in said if "decided" in line] == [
-        "round 1: 0 of 1 decided; verdicts from round 6 on",
+        "round 1: 0 of 1 decided; a verdict needs 6 pairs of runs",
         "round 2: 1 of 1 decided",
     ]
 
@@ -387,8 +387,37 @@ def test_the_plan_says_runs_minutes_and_what_they_can_show() -> None:
     assert plan_lines(planned.limits, planned.run_today(), settled) == [
         "the program has all of these settings already: there is nothing to run"
     ]
-    short = session(3)
-    assert (
-        "a verdict needs 6 rounds, which take 6 minutes"
-        in plan_lines(short.limits, short.run_today(), short.verdicts())[-1]
-    )
+    assert plan(session(2.5))[1:] == [
+        "at most 2 rounds, 4 runs, 2 minutes (--rounds 20, --minutes 2.5); a try that is decided ends earlier",
+        "too few: a verdict needs 6 rounds; 6 take 6 minutes",
+    ]
+    assert plan(session(1))[1].startswith("at most 1 round, 2 runs, 60 s (")
+
+
+def plan(planned: Session) -> list[str]:
+    return plan_lines(planned.limits, planned.run_today(), planned.verdicts(of_all_kept=True))
+
+
+def test_a_plan_goes_on_from_the_rounds_that_the_store_has(tmp_path: Path) -> None:
+    """It left them out of its count, and took the spread of two pairs, which are alike by chance, for that of all."""
+    store = Store(tmp_path / "tune.db", PROGRAM, parse_tries(["static_graph"]), tmp_path)
+    session(2.5, store).run()
+    few = plan(session(5, store))
+    assert few[1].startswith("at most 5 rounds, 10 runs, 5 minutes, beside the 2 of before (")
+    assert [line.rpartition(" ")[0] for line in few[2:]] == [
+        "7 rounds can show a gain of 0.5 %, if pairs of runs vary by 0.3",
+        "7 rounds can show a gain of 1.7 %, if pairs of runs vary by 1.0",
+        "7 rounds can show a gain of 4.9 %, if pairs of runs vary by 3.0",
+    ]
+    result = session(5, store).run()
+    assert plan(session(5, store))[-1].endswith("if pairs of runs vary as those measured so far")
+    settled = [replace(each, outcome="faster") for each in result.verdicts]
+    assert plan_lines(Limits(), result.today, settled) == [
+        "all tries are decided already: there is nothing to run, and without --plan the answer is shown"
+    ]
+
+
+def test_why_a_tuning_ended_is_said_once() -> None:
+    """'2 rounds: 2 rounds are done (--rounds)' was said."""
+    result = tune(Simulated(), "static_graph", rounds=2)
+    assert tuning_view(result).notes[1] == "2 rounds: the number of --rounds is reached"

@@ -98,7 +98,7 @@ def test_a_try_that_fails_stops_no_other(
     done = run(*words)
     assert done.exit_code == 0, done.output
     check_failing(tmp_path, json.loads(done.stdout), FORKED)
-    assert done.stderr.startswith("note: the program is started once per try in each of up to 2 rounds")
+    assert done.stderr.startswith("note: a tuning starts the program once per try in each of up to 2 rounds")
     again = run(*words)
     assert (again.exit_code, again.stdout) == (0, done.stdout)
     kept = "has these runs from before; another --store measures them anew"
