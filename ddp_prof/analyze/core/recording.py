@@ -102,6 +102,9 @@ LEAST_ALIKE = 3
 """Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
 incomplete."""
 
+MOST_UNUSUAL = 0.05
+"""Largest fraction of its launches, or else one, that other steps do not have, for a step that lacks some of theirs."""
+
 _MOST_COMPARED = 64
 """Largest number of steps with which one that lacks some launches is compared."""
 
@@ -608,30 +611,39 @@ def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints
     return found
 
 
-def _lack_some(trace: Trace, rows: Ints, step: Ints, asked: Ints, compared: Ints) -> list[bool]:
+def _lack_some(trace: Trace, rows: Ints, step: Ints, asked: Ints, compared: Ints) -> Mask:
     """Return for each of the steps ``asked`` whether it lacks some of what the steps ``compared`` launch.
 
     ``rows`` are activities, and ``step`` is the step of each.
     """
     activities = trace.activities
-    is_read = np.isin(step, np.concatenate([asked, compared]))
+    read = np.concatenate([asked, compared])
+    is_read = np.isin(step, np.concatenate([read - 1, read, read + 1])) & (step != UNKNOWN)
     rows, step = rows[is_read], step[is_read]
     order = np.lexsort((activities.start_ns[rows], activities.correlation[rows], step))
     rows, step = rows[order], step[order]  # in the order of numbers
 
-    def of_step(at: int) -> tuple[Ints, Ints]:
-        """Return the names and the numbers of what a step launches."""
-        own = rows[slice(*np.searchsorted(step, [at, at + 1]).tolist())]
+    def of_step(at: int, more: int) -> tuple[Ints, Ints]:
+        """Return the names and the numbers of what a step launches, and of ``more`` launches on either side of it."""
+        begin, end = np.searchsorted(step, [at, at + 1]).tolist()
+        own = rows[max(0, begin - more) : end + more]
         return activities.name_id[own], activities.correlation[own]
 
-    names, _ = of_step(int(compared[0]))
-    others = [of_step(at) for at in compared.tolist()]
-    usual_numbers = np.stack([numbers for own, numbers in others if np.array_equal(own, names)])
-    return [_lacks_some(*of_step(at), names, usual_numbers) for at in asked.tolist()]
+    found = np.zeros(len(asked), np.bool_)
+    for more in (0, 1):  # what is lost at the end of a step is between it and the next one
+        others = [of_step(at, more) for at in compared.tolist()]
+        alike = [[numbers for other, numbers in others if np.array_equal(own, other)] for own, _ in others]
+        usual = max(range(len(others)), key=lambda at: (len(alike[at]), len(others[at][0])))
+        names, usual_numbers = others[usual][0], np.stack(alike[usual])
+        found |= [_lacks_some(*of_step(at, more), names, usual_numbers) for at in asked.tolist()]
+    return found
 
 
 def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: Ints) -> bool:
     """Return whether a step lacks some of what other steps launch; see :func:`_lack_launches`.
+
+    Up to :data:`MOST_UNUSUAL` of what it launches need not be among what they launch, as where a library chooses
+    another kernel.
 
     Args:
         names: Names of what the step launches, in the order of its calls.
@@ -640,29 +652,27 @@ def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: In
         usual_numbers: Numbers of these calls, a row per step.
     """
     usual, widest = usual_names.tolist(), np.diff(usual_numbers).max(axis=0, initial=0).tolist()
-    if not len(names) or names[0] not in usual:
+    known = np.flatnonzero(np.isin(names, usual_names))
+    if not len(known):
         return False
-    place, own_jumps, usual_jumps = usual.index(names[0]), 0, np.zeros(len(usual_numbers), np.int64)
-    skipped = 0
-    for name, jump in zip(names[1:].tolist(), np.diff(numbers).tolist(), strict=True):
-        is_next = place + 1 < len(usual) and usual[place + 1] == name
-        if is_next and jump <= widest[place]:
-            place += 1
+    first, lacking, behind = int(known[0]), 0, 0
+    place, from_number, unusual = usual.index(names[first]), int(numbers[first]), first
+    for name, number in zip(names[first + 1 :].tolist(), numbers[first + 1 :].tolist(), strict=True):
+        jump = number - from_number
+        if place + 1 < len(usual) and usual[place + 1] == name and jump <= widest[place]:
+            place, from_number, behind = place + 1, number, 0
             continue
-        # Else some may be lost: it is the first one of its name that is as far away in the other steps.
-        over = usual_numbers - usual_numbers[:, place, None]
+        # Else some may be lost: it is the one of its name that is nearest to as far away in the other steps.
+        named = place + 1 + np.flatnonzero(usual_names[place + 1 :] == name)
+        over, between = usual_numbers[:, named] - usual_numbers[:, place, None], named - place - 1 - behind
+        nearest = int(np.abs(over - jump).min(axis=0).argmin()) if len(named) else UNKNOWN
         # Without those between, numbers jump by as many less; a few of other calls are not in each step.
-        is_it = (usual_names == name) & (over.max(axis=0) + (np.arange(len(usual)) - place - 1) // 2 >= jump)
-        is_it[: place + 1] = False
-        if is_it.any():
-            behind = int(is_it.argmax())
-            own_jumps, usual_jumps = own_jumps + jump, usual_jumps + over[:, behind]
-            place, skipped = behind, skipped + behind - place - 1
-        elif is_next:  # the numbers of other calls jump further than elsewhere
-            place += 1
-        else:
-            return False
-    return bool(own_jumps and own_jumps + skipped // 2 >= usual_jumps.max())
+        if nearest == UNKNOWN or over[:, nearest].max() - max(0, between[nearest]) // 2 > jump:
+            unusual, behind = unusual + 1, behind + 1
+            continue
+        lacking += int(between[nearest])
+        place, from_number, behind = int(named[nearest]), number, 0
+    return 2 * lacking > len(usual) - len(names) and unusual <= max(1, MOST_UNUSUAL * len(names))
 
 
 def _count_nodes(trace: Trace, process: int, steps: Steps) -> Ints:

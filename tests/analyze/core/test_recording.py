@@ -389,6 +389,8 @@ class TestStepsThatLostTheirCallsToo:
             ("abc.....de......fgh.....", [0, 1, 2]),
             ("abc.....def.....g.i.....jkl.....mno.....", [0, 1, 3, 4]),  # h is lost, with its work
             ("abcde...fghij...k.m.o...pqrst...uvwxy...", [0, 1, 3, 4]),  # so are l and n
+            ("abc.....def.....gh......jkl.....mno.....", [0, 1, 3, 4]),  # the last one is
+            ("abc.....def......hi.....jkl.....mno.....", [0, 1, 3, 4]),  # the first one is
             ("abcde...fghij...k.l.m...nopqr...stuvw...", [0, 1, 2, 3, 4]),
             ("abc.....d.f.....ghi.....j.l.....mno.....p.r.....stu.....", [*range(7)]),  # every second one lacks some
             ("abc.....def.....ghi.....j.l.....mno.....p.r.....stu.....", [0, 1, 2, 4, 6]),
@@ -408,6 +410,22 @@ class TestStepsThatLostTheirCallsToo:
         )
         of_places = replace(trace.activities, name_id=trace.activities.start_ns % 8)
         assert steps_of(launching(replace(trace, activities=of_places))) == counted
+
+    @pytest.mark.parametrize(("lost", "another", "counted"), [(8, 1, [0, 1, 3, 4]), (8, 4, [0, 1, 2, 3, 4])])
+    def test_nor_if_a_few_of_those_that_are_left_are_other_kernels(
+        self, lost: int, another: int, counted: list[int]
+    ) -> None:
+        """A library chose another one: the step seemed to do something else, and counted with the compute it lost."""
+        number = np.delete(np.arange(5 * 40), slice(90, 90 + lost))  # 40 launches a step
+        launches = "".join(chr(0x100 + at) if at in number else "." for at in range(5 * 40))
+        trace = draw_trace(
+            ranges={f"step {step}": "." * 40 * step + "#" * 40 for step in range(5)},
+            launches={"main": launches},
+            streams={7: launches},
+        )
+        names = trace.activities.start_ns % 40
+        names[np.isin(trace.activities.start_ns, np.arange(105, 105 + another))] = 40
+        assert steps_of(launching(replace(trace, activities=replace(trace.activities, name_id=names)))) == counted
 
     @pytest.mark.parametrize(
         ("ranges", "launches", "counted"),
