@@ -32,7 +32,9 @@ from ddp_prof.table import (
     Mask,
     Table,
     begins_run,
+    count_before,
     distinct,
+    distinct_rows,
     empty,
     is_in,
     parts_of,
@@ -190,7 +192,7 @@ def _disjoint(stretches: Stretches) -> Stretches:
 
 NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the collectives"
 NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives is not in the trace"
-NEEDS_LOST = "of some steps no recorded wait is for a collective, as in most others: their waits seem to be lost"
+NEEDS_LOST = "waits seem to be lost: for some collectives none was recorded, although most steps have one there"
 NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
 NO_CONSUMER = "the launch of what waited for a collective is not in the trace"
 NO_NODES = "what needs a collective within a CUDA graph is not recorded"
@@ -307,6 +309,7 @@ def device_blocking(
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
     needed = np.concatenate([row_of[found.consumers.collective], awaited[waits_for]])
     lacking = _without_needs(events, collectives, needed[needed != UNKNOWN])
+    lacking = np.union1d(lacking, _without_usual_waits(events, dependencies, collectives))
     unknown = np.concatenate([unknown, lacking])
 
     is_known = np.ones(len(events), np.bool_)
@@ -363,6 +366,34 @@ def _without_needs(events: Events, collectives: Ints, needed: Ints) -> Ints:
     all_steps, with_needs = (len(distinct(step[rows])) for rows in (step != UNKNOWN, (step != UNKNOWN) & has_needs))
     found: Ints = collectives[~has_needs & (step != UNKNOWN)]
     return found if 2 * with_needs > all_steps else found[:0]
+
+
+def _without_usual_waits(events: Events, dependencies: Dependencies, collectives: Ints) -> Ints:
+    """Return the collectives of which a wait seems to be lost, as those at the same place of most other steps have it.
+
+    A stream waits for a collective, or the collective for other work. Steps are compared that have as many collectives,
+    in the order of their calls::
+
+        awaited in step 0   W W W W
+        in step 1           W . W W     one is lost
+        in step 2           W W W .     one is lost
+
+    If more than half of the places differ between steps, most may be lost: then one step that has it tells it.
+    """
+    rows: Ints = collectives[(events.step[collectives] != UNKNOWN) & (events.activity[collectives] != UNKNOWN)]
+    rows = rows[np.lexsort((dependencies.place[events.activity[rows]], events.step[rows]))]
+    step, activity, edges = events.step[rows], events.activity[rows], dependencies.edges
+    if not len(rows):
+        return rows
+    first, which = distinct_rows(np.bincount(step)[step], count_before(step))
+    is_lost = np.zeros(len(rows), np.bool_)
+    for waits in (edges.producer, edges.consumer):
+        has_wait = is_in(activity, waits)
+        share = np.bincount(which, has_wait) / np.bincount(which)
+        differs = (share > 0) & (share < 1)
+        is_lost |= ~has_wait & (share > (0 if 2 * differs.sum() > len(first) else 0.5))[which]
+    found: Ints = rows[is_lost]
+    return found
 
 
 def _doubtful_steps(trace: Trace, dependencies: Dependencies, is_doubtful: Mask, steps: Steps) -> Ints:

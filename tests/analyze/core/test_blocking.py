@@ -16,7 +16,7 @@ from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category, Synchronizations, SyncKind
 from tests.drawing import MAIN, PID, draw_trace, instants, picture_of, runs, table
-from tests.nsys_factory import STEP_NS, US, Kernel, Sync, bucket_steps, write_capture
+from tests.nsys_factory import STEP_NS, US, Kernel, Range, Sync, bucket_steps, write_capture
 
 
 def collectives(*pictures: str) -> Events:
@@ -172,3 +172,26 @@ def test_a_step_without_its_waits_is_not_said_to_stand_still_for_nothing(lost: s
     (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
     assert rank.blocking.by_step_ns.tolist() == [10 * US, 10 * US, UNKNOWN, 10 * US]
     assert rank.blocking.coverage.reason == NEEDS_LOST
+
+
+@pytest.mark.parametrize(
+    ("lost", "still"),
+    [
+        ([], [20 * US, 20 * US, 20 * US]),
+        ([(1, 0, 600)], [20 * US, UNKNOWN, 20 * US]),  # of what needs its first collective
+        ([(1, 1, 200)], [20 * US, UNKNOWN, 20 * US]),  # of its second collective, for the gradient
+        ([(0, 0, 600), (1, 0, 600), (2, 1, 600)], [UNKNOWN, UNKNOWN, UNKNOWN]),  # one is left of two
+        ([(0, 0, 600), (1, 0, 600), (2, 0, 600)], [10 * US, 10 * US, 10 * US]),  # nothing needs it in any step
+    ],
+)
+def test_nor_is_one_that_lost_waits_for_some_of_its_collectives(
+    lost: list[tuple[int, int, int]], still: list[int], tmp_path: Path
+) -> None:
+    """Two collectives a step: what stood still for the one whose wait was lost was taken to stand still for nothing."""
+    capture = bucket_steps(*[20] * 6)
+    capture.ranges = [Range(f"step {step}", 2 * step * STEP_NS, 2 * (step + 1) * STEP_NS, 100) for step in range(3)]
+    gone = [(2 * step + which) * STEP_NS + at for step, which, at in lost]
+    capture.syncs = [one for one in capture.syncs if one.at not in gone]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_step_ns.tolist() == still
+    assert rank.blocking.coverage.reason == (NEEDS_LOST if UNKNOWN in still else None)
