@@ -204,7 +204,8 @@ try:
 except Stopped as stopped:
     sys.exit(128 + stopped.number)
 """
-    process = subprocess.Popen([sys.executable, "-c", launcher])
+    # What a killed launcher cannot remove lies in the test's folder.
+    process = subprocess.Popen([sys.executable, "-c", launcher], env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         wait_until(lambda: len(list(tmp_path.glob("pid*"))) == 2)
         process.send_signal(stop)
@@ -215,3 +216,4 @@ except Stopped as stopped:
     assert code_ == (-9 if stop == signal.SIGKILL else 128 + stop)
     pids = [int(path.read_text()) for path in tmp_path.glob("pid*")]
     wait_until(lambda: not any(map(is_running, pids)))
+    assert stop == signal.SIGKILL or not list(tmp_path.glob("ddp_prof.*")), "its temporary folder is removed"
