@@ -480,9 +480,13 @@ def test_the_answer_about_any_capture_is_twelve_lines(files: list[Path], monkeyp
     assert sum(str(files[0].parent) in line for line in lines) <= 1, "no path twice"
 
 
-def test_notes_of_several_runs_are_printed_with_their_labels() -> None:
+def test_of_several_runs_each_note_is_told_once_with_their_labels(tmp_path: Path) -> None:
+    """A folder of 200 files told one note 200 times."""
     traces = [TRACES / f"{name}.sqlite" for name in ("naive", "overlap")]
-    assert "note: overlap: 2 warm-up steps left out" in run("summary", "--notes", *traces).stdout
+    assert re.findall(".*warm-up.*", run("summary", "--notes", *traces).stdout) == ["note: 2 warm-up steps left out"]
+    other = write_capture(tmp_path / "other.sqlite", known_truth(2))
+    told = re.findall(".*warm-up.*", run("summary", "--notes", *traces, other).stdout)
+    assert told == ["note: naive, overlap: 2 warm-up steps left out"]
     assert "warm-up" not in run("summary", *traces).stdout
 
 

@@ -286,17 +286,32 @@ def differences(result: TraceOverlap) -> Iterator[tuple[str, str]]:
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
     """Return the notes of all runs, each once; a note that does not hold for all runs begins with their labels."""
-    warnings = warnings_by_run(results).items()
-    return [text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings]
+    return each_once(_notes_with_labels(results), len(results))
+
+
+def each_once(notes: Iterable[tuple[str, str]], runs: int) -> list[str]:
+    """Return the notes of some runs, each once, from pairs of a note and the label of the run for which it holds.
+
+    A note that does not hold for all ``runs`` begins with the labels of those for which it does.
+    """
+    of_note = _labels_by_note(notes).items()
+    return [note if len(labels) == runs else f"{', '.join(labels)}: {note}" for note, labels in of_note]
 
 
 def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
     """Return each note on what is unknown or assumed, with the labels of the runs to which it applies."""
-    labels: dict[str, list[str]] = {}
-    for result in results:
-        for warning in overlap_notes(result):
-            labels.setdefault(warning, []).append(result.label)
-    return labels
+    return _labels_by_note(_notes_with_labels(results))
+
+
+def _notes_with_labels(results: Sequence[TraceOverlap]) -> list[tuple[str, str]]:
+    return [(note, result.label) for result in results for note in overlap_notes(result)]
+
+
+def _labels_by_note(notes: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    by_note: dict[str, list[str]] = {}
+    for note, label in notes:
+        by_note.setdefault(note, []).append(label)
+    return by_note
 
 
 def _communication_not_recorded(rank: RankOverlap, of: RankOverlap | StepOverlap) -> Row:

@@ -35,6 +35,7 @@ from ddp_prof.present.tables.doctor import rule_and_cost, undecided_text
 from ddp_prof.present.tables.overlap import (
     blocking_notes,
     differences,
+    each_once,
     missing_notes,
     profiler_name,
     reason_notes,
@@ -187,14 +188,18 @@ def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> Table
         width = max(len(name) for name, text in named if text) + 2
         lines = [f"{name:<{width}}{text}" for name, text in named if text]
         return TableView(join_lines(lines), rows, [], document, is_text=True)
-    unknown = [f"{run.summary.label}: {run.headline}" for run in runs if run.summary.gain_at_most is None]
+    unknown = [(run.headline, run.summary.label) for run in runs if run.summary.gain_at_most is None]
     unknown += [
-        f"{run.summary.label}: {note}"
+        (note, run.summary.label)
         for run in runs
         for note in (*missing_notes(run.result), *run.notes(run.summary.reason))
         if whole or isinstance(note, Doubt)
     ]
-    notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].as_read}"]
+    notes = [
+        *each_once(unknown, len(runs)),
+        "times are medians over steps",
+        f"more about one of them: ddp-prof {runs[0].as_read}",
+    ]
     return TableView("", rows, notes, document)
 
 
