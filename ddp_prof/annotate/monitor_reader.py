@@ -140,6 +140,7 @@ class Reader:
         self._sent = deque[str]()  # keys of this rank's results in the store, the oldest first
         self._silent = set[int]()  # on rank 0: ranks from which nothing arrived the last time
         self._analysis = Analysis()
+        self._longest_ns = 0  # of an analysis, with what it waits for
         self._gives_up = threading.Event()  # set where the program ends before everything is logged
 
     def read(self, recorded: RecordedSteps) -> None:
@@ -149,13 +150,21 @@ class Reader:
         """
         if self._tasks.qsize() >= _MOST_WAITING:
             recorded.trace.unlink(missing_ok=True)
-            why = "analyses take longer than the steps between measurements: measure less often"
+            why = f"analyses take longer than the steps between measurements: measure less often{self._takes(recorded)}"
             warn_of_step("late", recorded.step, f"{NOT_LOGGED}: {why}")
             self.fail(recorded.step, why)
             return
         for target in self._mlflow:
             target.find_run()
         self._add(recorded)
+
+    def _takes(self, recorded: RecordedSteps) -> str:
+        """Return how many steps the longest analysis so far took, in brackets; nothing where that is not known."""
+        if not self._longest_ns or not recorded.usual_ns:
+            return ""
+        return (
+            f" (one took {self._longest_ns / 1e9:.1f} s, as long as {-(-self._longest_ns // recorded.usual_ns)} steps)"
+        )
 
     def fail(self, step: int, why: str, *, tells_rank_0: bool = True) -> None:
         """Tell rank 0 that this rank does not have a measurement, so that rank 0 does not wait for it.
@@ -212,7 +221,9 @@ class Reader:
             if is_first:  # after the first one is taken: what waits in the queue may make later ones too many
                 _let_gloo_end_first()
             is_first = False
+            began_ns = time.monotonic_ns()
             self._read_or_warn(*task)
+            self._longest_ns = max(self._longest_ns, time.monotonic_ns() - began_ns)
             del task  # a store that is held here would outlive its process group
         self._log_file.close()
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -419,17 +420,32 @@ def test_what_a_killed_job_did_not_finish_is_deleted(tmp_path: Path, monkeypatch
 def test_measurements_that_analysis_cannot_keep_up_with_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
 ) -> None:
-    may_go_on = threading.Event()
-    monkeypatch.setattr(monitor_reader.Reader, "_read", lambda *_: may_go_on.wait())
+    """The warning told nobody how much less often: the second analysis does not end here, the first one does."""
+    may_go_on, has_ended = threading.Event(), threading.Event()
+    read = monitor_reader.Reader._read_or_warn
+
+    def read_first_only(reader: monitor_reader.Reader, *task: Any) -> None:
+        if has_ended.is_set():
+            may_go_on.wait()
+        else:
+            read(reader, *task)
+            has_ended.set()
+
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, "exit 3"))
+    monkeypatch.setattr(monitor_reader.Reader, "_read_or_warn", read_first_only)
     watched = Monitor(EVERY, STEPS, folder=tmp_path)
     model, optimizer = make_job()
-    for _ in range(8 * EVERY):
+    for number in range(9 * EVERY):
         train_step(model, optimizer)
         watched.step()
+        if number == EVERY + STEPS + 1:
+            has_ended.wait()
     may_go_on.set()
     watched.close()
-    assert ["analyses take longer" in message for message in warned.messages] == [True]
-    assert len([*tmp_path.glob("*.json")]) <= 3
+    late = [message for message in warned.messages if "analyses take longer" in message]
+    assert len(late) == 1
+    assert re.search(r": measure less often \(one took \d+\.\d s, as long as \d+ steps\)", late[0])
+    assert len([*tmp_path.glob("*.json")]) <= 4
 
 
 def test_a_fork_does_nothing(tmp_path: Path) -> None:
