@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.quality import diagnose
+from ddp_prof.notes import Doubt
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Ints, empty, join_launches
 from tests.drawing import draw_trace, table
 
@@ -69,6 +70,7 @@ def test_with_a_host_ahead_of_what_it_launched_before_the_number_is_ambiguous() 
     assert trace.calls.start_ns[trace.launching_calls].tolist() == [4, 4, 5, 5]
     (doubt,) = (line for line in diagnose(trace, find_rank_events(trace)) if "correlation" in line)
     assert doubt.startswith("4 of 4 activities have several calls with their correlation number before them")
+    assert isinstance(doubt, Doubt)
 
 
 def test_each_step_gets_its_own_kernels_where_each_uses_the_same_numbers() -> None:

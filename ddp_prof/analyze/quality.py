@@ -486,7 +486,7 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
             "their calls were not recorded, or have been removed"
         )
     if counted.ambiguous:
-        yield (
+        yield Doubt(
             f"{counted.ambiguous:,} of {counted.activities:,} activities have several calls with their correlation "
             "number before them, and are taken to be launched by the last: their steps and phases may be wrong"
         )

@@ -114,7 +114,7 @@ def doubt_ranks(trace: Trace) -> Trace:
     if not beyond:
         return trace
     warning = f"rank {beyond[0]} of a job of {trace.world_size} ranks: one of the two is wrong, so the size is not used"
-    return replace(trace, world_size=None, warnings=(*trace.warnings, warning))
+    return replace(trace, world_size=None, warnings=(*trace.warnings, Doubt(warning)))
 
 
 def are_utc(starts_ns: Iterable[Ints]) -> bool:
@@ -172,7 +172,7 @@ def report_unresolved_names(trace: Trace) -> Trace:
         warnings.append(
             f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: they name no step or phase"
         )
-    return replace(trace, warnings=(*trace.warnings, *warnings)) if warnings else trace
+    return replace(trace, warnings=(*trace.warnings, *map(Doubt, warnings))) if warnings else trace
 
 
 def close_open_ranges(trace: Trace) -> Trace:
@@ -322,7 +322,7 @@ def share_out_launches(trace: Trace, is_of_graph: Mask) -> Trace:
         f"{shared:,} of {len(activities):,} activities have the correlation number of another one's launch: each is "
         "taken for work of the next launch that has none, so some phases may be wrong"
     )
-    return replace(trace, launching_calls=launching, warnings=(*trace.warnings, warning))
+    return replace(trace, launching_calls=launching, warnings=(*trace.warnings, Doubt(warning)))
 
 
 _ROUNDING_NS = 2_000

@@ -16,6 +16,7 @@ from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.notes import Doubt
 from ddp_prof.trace import Category, Kind
 from tests.command_line import run
 
@@ -524,7 +525,9 @@ def test_a_rank_beyond_the_size_of_the_job_is_doubted(tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", gpu_step(), distributedInfo={"rank": 9, "world_size": 2})
     trace = load_trace(path)
     assert (trace.ranks, trace.world_size) == ({0: 9}, None)
-    assert trace.warnings == ("rank 9 of a job of 2 ranks: one of the two is wrong, so the size is not used",)
+    (warning,) = trace.warnings
+    assert warning == "rank 9 of a job of 2 ranks: one of the two is wrong, so the size is not used"
+    assert isinstance(warning, Doubt)
 
 
 def test_an_operator_with_our_prefix_is_a_range(tmp_path: Path) -> None:

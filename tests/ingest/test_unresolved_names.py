@@ -11,6 +11,7 @@ import pytest
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.notes import Doubt
 from ddp_prof.trace import Category, UnresolvedNames
 from tests.command_line import run
 from tests.ingest.test_nsys_export import MS, known_truth
@@ -58,6 +59,7 @@ def test_kernels_without_a_name_are_neither_compute_nor_communication(tmp_path: 
     assert trace.unresolved_names == UnresolvedNames(kernels=1, of_kernels=15, time_ns=10 * MS, of_time_ns=105 * MS)
     assert trace.unresolved_names.share == pytest.approx(10 / 105)
     (warning,) = trace.warnings
+    assert isinstance(warning, Doubt)
     assert warning.startswith("1 of 15 kernels (10 % of their time) have no name in this trace: they count neither")
 
 
@@ -77,8 +79,9 @@ def test_the_short_name_stands_in_for_the_long_one(lost: str, tmp_path: Path) ->
 
 def test_ranges_without_a_name_are_counted(tmp_path: Path) -> None:
     path = damaged(tmp_path / "x.sqlite", "DELETE FROM StringIds WHERE value = 'forward'")
-    trace = load_trace(path)
-    assert trace.warnings == ("1 of 3 ranges have no name in this trace: they name no step or phase",)
+    (warning,) = load_trace(path).warnings
+    assert warning == "1 of 3 ranges have no name in this trace: they name no step or phase"
+    assert isinstance(warning, Doubt)
 
 
 def test_kinetos_kernels_may_lack_names_too(tmp_path: Path) -> None:
