@@ -68,6 +68,16 @@ def size(number: int) -> str:
     return f"{digits(number / 2**30)} GiB"
 
 
+def count_noun(number: int, noun: str) -> str:
+    """Return a number with a noun, in the plural if it is not 1: ``1 step``, ``1,200 steps``."""
+    return f"{number:,} {noun}{by_number(number, '', 's')}"
+
+
+def by_number(number: int, singular: str, plural: str) -> str:
+    """Return the form of a word for a number of things: ``1 of 8 kernels has``, ``2 of 8 kernels have``."""
+    return singular if number == 1 else plural
+
+
 def listed(names: Sequence[str], joint: str = "and") -> str:
     """Join names as a sentence does: ``a``, ``a and b``, ``a, b and c``; empty without names."""
     return f" {joint} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

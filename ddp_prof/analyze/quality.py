@@ -15,7 +15,7 @@ from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_laun
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.why_unknown import WAITED_FOR, count_messages, named_collectives
-from ddp_prof.columns import milliseconds, percent
+from ddp_prof.columns import by_number, count_noun, milliseconds, percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.notes import Doubt, prefixed
 from ddp_prof.range_names import PROCESS, parse_range
@@ -366,7 +366,7 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
     for note, names in about.items():
         yield note if len(names) == len(processes) else prefixed(f"{', '.join(names)}: ", note)
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
-        yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
+        yield f"{count_noun(left_out, 'warm-up step')} left out"
     if any(rank.backward == "inferred" for rank in ranks):
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
     if any(rank.blocking.coverage.source == "call_order" for rank in ranks):
@@ -445,24 +445,31 @@ def _silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[tup
 def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
     """Yield a line for each reason why activities are missing, or cannot be assigned to steps and phases."""
     if counted.graphs:
+        them = by_number(
+            counted.graphs, "1 launch: the kernels in it", f"{counted.graphs:,} launches: the kernels in them"
+        )
         yield Doubt(
-            f"CUDA graphs were recorded whole, {counted.graphs} launches: the kernels in them, collectives included, "
-            "are not in this trace; record with --cuda-graph-trace=node"
+            f"CUDA graphs were recorded whole, {them}, collectives included, are not in this trace; record with "
+            "--cuda-graph-trace=node"
         )
     if counted.calls and not counted.activities:
+        calls = by_number(counted.calls, "1 API call of a device is", f"{counted.calls:,} API calls of a device are")
         yield Doubt(
-            f"{counted.calls:,} API calls of a device are in this trace, but no kernels or copies: if the calls "
-            "launched any, the profiler lost them, and its messages may tell why"
+            f"{calls} in this trace, but no kernels or copies: if any were launched, the profiler lost them, and its "
+            "messages may tell why"
         )
     for process, launches in sorted(counted.launches.items()) if counted.activities else ():
         if (lost := counted.lost[process]) == launches > 0:
-            yield Doubt(
-                f"process {process} launched {launches:,} kernels or graphs, and none of them was recorded: the "
-                "profiler lost them, and what this process did is in no figure"
+            work = by_number(
+                lost,
+                "1 kernel or graph, and it was not recorded: the profiler lost it",
+                f"{lost:,} kernels or graphs, and none of them was recorded: the profiler lost them",
             )
+            yield Doubt(f"process {process} launched {work}, and what this process did is in no figure")
         elif lost > MOST_LOST_LAUNCHES * launches:
             yield Doubt(
-                f"{lost:,} of {launches:,} launches of process {process} lie in no step and have no activity, which "
+                f"{lost:,} of {launches:,} launches of process {process} "
+                f"{by_number(lost, 'lies in no step and has', 'lie in no step and have')} no activity, which "
                 "the profiler lost: figures are of what was recorded"
             )
     if counted.activities and not counted.calls:
@@ -472,27 +479,47 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
         )
     elif counted.unnumbered:
         yield (
-            f"{counted.unnumbered:,} of {counted.activities:,} activities carry no correlation number, by which the "
-            "call that launched them is found: they belong to no step or phase"
+            f"{counted.unnumbered:,} of {counted.activities:,} activities "
+            + by_number(
+                counted.unnumbered,
+                "carries no correlation number, by which the call that launched it is found: it belongs",
+                "carry no correlation number, by which the call that launched them is found: they belong",
+            )
+            + " to no step or phase"
         )
     if counted.calls and counted.earlier:
         yield (
-            f"{counted.earlier:,} of {counted.activities:,} activities were launched before the recording began, and "
-            "belong to no step or phase"
+            f"{counted.earlier:,} of {counted.activities:,} activities "
+            + by_number(
+                counted.earlier,
+                "was launched before the recording began, and belongs",
+                "were launched before the recording began, and belong",
+            )
+            + " to no step or phase"
         )
     if counted.calls and (without := counted.orphans - counted.unnumbered - counted.earlier):
         yield (
-            f"{without:,} of {counted.activities:,} activities have no launching call and belong to no step or phase: "
-            "their calls were not recorded, or have been removed"
+            f"{without:,} of {counted.activities:,} activities "
+            + by_number(
+                without,
+                "has no launching call and belongs to no step or phase: its call was not recorded, or has been removed",
+                "have no launching call and belong to no step or phase: their calls were not recorded, or have been "
+                "removed",
+            )
         )
     if counted.ambiguous:
         yield Doubt(
-            f"{counted.ambiguous:,} of {counted.activities:,} activities have several calls with their correlation "
-            "number before them, and are taken to be launched by the last: their steps and phases may be wrong"
+            f"{counted.ambiguous:,} of {counted.activities:,} activities "
+            + by_number(
+                counted.ambiguous,
+                "has several calls with its correlation number before it, and is taken to be launched by the last: its "
+                "step and phase may be wrong",
+                "have several calls with their correlation number before them, and are taken to be launched by the "
+                "last: their steps and phases may be wrong",
+            )
         )
     if counted.repeated:
-        plural = "s" if counted.repeated > 1 else ""
-        yield Doubt(f"{counted.repeated:,} duplicate collective{plural}: counted twice, timed once")
+        yield Doubt(f"{count_noun(counted.repeated, 'duplicate collective')}: counted twice, timed once")
 
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
@@ -513,7 +540,7 @@ def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:
         busiest = counted.busiest_stream(process, device)
         if count := counted.collectives[process, device, busiest]:
             yield (
-                f"process {process}, device {device}: {count:,} collective{'' if count == 1 else 's'} ran on the "
+                f"process {process}, device {device}: {count_noun(count, 'collective')} ran on the "
                 f"compute stream ({busiest}): only kernels of other streams can overlap with them"
             )
     for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):

@@ -16,7 +16,7 @@ import numpy as np
 from ddp_prof.benchmark.bucket_model import CURVE_MB, BucketModel, compare_expectations, error_text, mismatch_text
 from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
-from ddp_prof.columns import digits, milliseconds, percent, size
+from ddp_prof.columns import count_noun, digits, milliseconds, percent, size
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
@@ -77,7 +77,7 @@ def draw_variants(results: TestbedResults) -> Chart:
             "error_x": _error(drawn, theme.LIGHT.notice),
             "hovertext": [
                 f"<b>{shown_name(summary.setting.label)}</b><br>step {step:.2f} ms, of that {wait:.2f} ms "
-                f"communication, {summary.runs} runs"
+                f"communication, {count_noun(summary.runs, 'run')}"
                 for summary, step, wait in zip(drawn, steps, waits, strict=True)
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",
@@ -204,7 +204,7 @@ def draw_bandwidth(results: TestbedResults) -> Chart:
             },
             "hovertext": [
                 f"<b>{size(one.bytes)}</b><br>{milliseconds(round(one.median_ns))}, "
-                f"{one.calls} calls in {one.runs} runs"
+                f"{count_noun(one.calls, 'call')} in {count_noun(one.runs, 'run')}"
                 for one in messages
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",

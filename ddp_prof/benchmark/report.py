@@ -19,7 +19,7 @@ from ddp_prof.benchmark.charts import draw_figures
 from ddp_prof.benchmark.findings import TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
-from ddp_prof.columns import Row, digits, milliseconds, percent, size
+from ddp_prof.columns import Row, count_noun, digits, milliseconds, percent, size
 from ddp_prof.communication import ALL_REDUCE
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import in_percent, ms, times_of, values_of
@@ -127,7 +127,7 @@ def messages_view(results: TestbedResults) -> TableView:
             notes.append(f"the overhead of a call is extrapolated: no message below {size(round(half))} was timed")
         if results.messages[-1].bytes < 4 * half:
             notes.append(f"the bandwidth is extrapolated: no message above {size(round(4 * half))} was timed")
-    return TableView(f"all-reduces, {results.testbed.world_size} ranks", rows, notes, {})
+    return TableView(f"all-reduces, {count_noun(results.testbed.world_size, 'rank')}", rows, notes, {})
 
 
 def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.columns import percent
+from ddp_prof.columns import by_number, count_noun, percent
 from ddp_prof.errors import TraceError
 from ddp_prof.growing_column import in_parts
 from ddp_prof.ingest.names import NameTable
@@ -65,7 +65,8 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
         if missing == len(rows) > 0:
             raise TraceError(path, f"none of its {missing:,} {table} has a start", "export or record it again")
         if missing:
-            yield Doubt(f"{missing:,} of {len(rows):,} {table} have no start and are left out")
+            are = by_number(missing, "has no start and is", "have no start and are")
+            yield Doubt(f"{missing:,} of {len(rows):,} {table} {are} left out")
 
 
 def warn_missing_ends(without: int) -> Iterator[str]:
@@ -80,7 +81,7 @@ def warn_repeated(repeated: int, collectives: int) -> Iterator[str]:
     ``repeated`` is the number of all of them, ``collectives`` that of the collectives among them.
     """
     if repeated:
-        of_these = f", with {collectives:,} duplicate collective{'' if collectives == 1 else 's'}"
+        of_these = f", with {count_noun(collectives, 'duplicate collective')}"
         counted = f"{repeated:,}{of_these if collectives else ''}"
         yield Doubt(f"duplicate events left out: {counted}; the file holds them twice")
 
@@ -160,17 +161,25 @@ def report_unresolved_names(trace: Trace) -> Trace:
     # It is not known whether kernels without a name compute or communicate.
     if unresolved.kernels:
         if unresolved.kernels == unresolved.of_kernels:
-            reason = f"none of its {unresolved.kernels:,} kernels has a name: its strings are missing or damaged"
+            none = by_number(
+                unresolved.kernels, "its kernel has no", f"none of its {unresolved.kernels:,} kernels has a"
+            )
+            reason = f"{none} name: its strings are missing or damaged"
             raise TraceError(trace.path, reason, "export or record it again")
         time = percent(unresolved.time_ns / max(1, unresolved.of_time_ns))
         warnings.append(
-            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels ({time} of their time) have no name in "
-            "this trace: they count neither as compute nor as communication"
+            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels ({time} of their time) "
+            + by_number(
+                unresolved.kernels, "has no name in this trace: it counts", "have no name in this trace: they count"
+            )
+            + " neither as compute nor as communication"
         )
     if UNNAMED_RANGE in trace.names:
         unnamed = int((trace.spans.name_id == trace.names.index(UNNAMED_RANGE)).sum())
         warnings.append(
-            f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: they name no step or phase"
+            f"{unnamed:,} of {len(trace.spans):,} ranges "
+            + by_number(unnamed, "has no name in this trace: it names", "have no name in this trace: they name")
+            + " no step or phase"
         )
     return replace(trace, warnings=(*trace.warnings, *map(Doubt, warnings))) if warnings else trace
 
@@ -319,8 +328,8 @@ def share_out_launches(trace: Trace, is_of_graph: Mask) -> Trace:
     if not shared:
         return trace
     warning = (
-        f"{shared:,} of {len(activities):,} activities have the correlation number of another one's launch: each is "
-        "taken for work of the next launch that has none, so some phases may be wrong"
+        f"{shared:,} of {len(activities):,} activities {by_number(shared, 'has', 'have')} the correlation number of "
+        "another one's launch: each is taken for work of the next launch that has none, so some phases may be wrong"
     )
     return replace(trace, launching_calls=launching, warnings=(*trace.warnings, Doubt(warning)))
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddp_prof.columns import by_number
 from ddp_prof.errors import TraceError
 from ddp_prof.file_kinds import is_sqlite
 from ddp_prof.growing_column import in_order, in_parts
@@ -269,10 +270,9 @@ def _complete_devices(device: Ints, global_pid: Ints) -> Ints:
 def _warn_deviceless(device: Ints) -> Iterator[str]:
     """Yield a warning if the device of activities is not known."""
     if count := int((device == UNKNOWN).sum()):
-        plural = "y has" if count == 1 else "ies have"
         yield (
-            f"{count:,} activit{plural} no number of a device: those of a process are taken for work of one device, "
-            "and whether processes share it is not known"
+            f"{count:,} {by_number(count, 'activity has', 'activities have')} no number of a device: those of a "
+            "process are taken for work of one device, and whether processes share it is not known"
         )
 
 
@@ -280,7 +280,8 @@ def _warn_ownerless(path: Path, is_ownerless: Mask) -> Iterator[str]:
     """Yield a warning if it is not known which process launched an activity; raise TraceError if it is of none."""
     count, why = int(is_ownerless.sum()), "no process is recorded for them, and calls of several may have launched them"
     if count == len(is_ownerless) > 0:
-        raise TraceError(path, f"nothing tells which ranks its {count:,} activities are of: {why}", _EXPORT_AGAIN)
+        which = by_number(count, "rank its only activity is", f"ranks its {count:,} activities are")
+        raise TraceError(path, f"nothing tells which {which} of: {why}", _EXPORT_AGAIN)
     if count:
         yield Doubt(f"{count:,} of {len(is_ownerless):,} activities left out: {why}")
 

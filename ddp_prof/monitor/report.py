@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from ddp_prof.columns import Row, milliseconds
+from ddp_prof.columns import Row, count_noun, milliseconds
 from ddp_prof.errors import printable
 from ddp_prof.monitor.course import (
     CHANCE,
@@ -25,7 +25,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.charts import STILL, Chart, axis, make_chart
 from ddp_prof.present.columns import in_percent, ms
 from ddp_prof.present.table import SCHEMA, TableView
-from ddp_prof.present.text import count_noun, shown_name
+from ddp_prof.present.text import shown_name
 
 HOW_TO_READ = (
     f"a change: the medians of at least {LEAST} measurements before and after it differ by "

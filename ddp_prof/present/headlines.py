@@ -13,8 +13,7 @@ from ddp_prof.analyze.statistics import CHANGES_OVERLAP, WORTH, Outliers
 from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.columns import listed, milliseconds, percent
-from ddp_prof.present.text import count_noun
+from ddp_prof.columns import count_noun, listed, milliseconds, percent
 from ddp_prof.variants import is_baseline
 
 if TYPE_CHECKING:

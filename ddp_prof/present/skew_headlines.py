@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.columns import milliseconds
+from ddp_prof.columns import count_noun, milliseconds
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.text import count_noun
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.skew import LateGroup, RankSkew, RunSkew

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
+from ddp_prof.columns import count_noun
 from ddp_prof.errors import printable, shown_path
 from ddp_prof.table import UNKNOWN
 
@@ -40,11 +41,6 @@ def shown_name(name: str) -> str:
 def join_lines(lines: Iterable[str]) -> str:
     """Join lines with line breaks; line breaks within a line, such as in the name of a file, are written out."""
     return "\n".join(map(printable, lines))
-
-
-def count_noun(number: int, noun: str) -> str:
-    """Return a number with a noun, in the plural if it is not 1: ``1 step``, ``1,200 steps``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def source_name(trace: Path | str, files: int) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 
 from ddp_prof import __version__
 from ddp_prof.analyze.variants.comparison import compare_variants
-from ddp_prof.columns import Row
+from ddp_prof.columns import Row, count_noun
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
 from ddp_prof.present.charts.comparison import draw_waterfall
 from ddp_prof.present.columns import columns_of, in_percent, ms
 from ddp_prof.present.html.page import asset, write_page
 from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text, compare_rows, how_to_read
-from ddp_prof.present.text import count_noun, shown_name
+from ddp_prof.present.text import shown_name
 from ddp_prof.runs.run import are_one_variant, changes_between, compare_steps
 from ddp_prof.tune.report import HOW_TO_READ, IN_PROCESS, conclusion_of, place_of, rows_of, sentence_of, why_view
 from ddp_prof.tune.sequential import Gain
@@ -67,7 +67,7 @@ def _facts(tuning: Tuning) -> list[tuple[str, str]]:
     # Round 0 is not counted: today's first run, and runs of tries by themselves, for their losses.
     ran = [trial for trial in tuning.trials if trial.round]
     what = _measured_unit(tuning)
-    warmup = "" if program.in_process else f"{program.warmup} steps of warm-up, "
+    warmup = "" if program.in_process else f"{count_noun(program.warmup, 'step')} of warm-up, "
     counted = f"{count_noun(len(ran), what)} in {count_noun(tuning.rounds, 'round')}"
     return [
         ("program", shlex.join(program.command)),

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ddp_prof.benchmark.findings import LEAST_PAIRS
-from ddp_prof.columns import Row
+from ddp_prof.columns import Row, count_noun
 from ddp_prof.errors import printable
 from ddp_prof.present.columns import in_percent, ms
 from ddp_prof.present.table import SCHEMA, TableView
-from ddp_prof.present.text import count_noun
 from ddp_prof.tune.measure import Program
 from ddp_prof.tune.sequential import Gain, smallest_shown
 from ddp_prof.tune.session import Limits, Tuning

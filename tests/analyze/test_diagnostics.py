@@ -51,7 +51,7 @@ def test_which_process_lost_steps_is_said_where_others_did_not() -> None:
     }
     tables = {name: concatenate(getattr(lost, name), table) for name, table in other.items()}
     both = replace(lost, **tables, is_launch=np.ones(4, np.bool_), launching_calls=None)
-    assert "process 4242: step 0 left out: 1 of 2 launches in it have no activity" in doubts(both)
+    assert "process 4242: step 0 left out: 1 of 2 launches in it has no activity" in doubts(both)
     assert "rank 3: step 0 left out" in doubts(replace(both, ranks={4242: 3, 4243: 1}))
     assert doubts(lost).startswith("step 0 left out")
 
@@ -88,13 +88,13 @@ def test_collectives_that_were_recorded_twice() -> None:
 def test_activities_that_were_launched_before_the_recording_began() -> None:
     """Their numbers are lower than all recorded calls'. It was said that the capture seems to be trimmed."""
     trace = draw_trace(launches={"main": "..b"}, streams={7: "aa..bb"})
-    assert "1 of 2 activities were launched before the recording began" in doubts(trace)
+    assert "1 of 2 activities was launched before the recording began" in doubts(trace)
     assert "no launching call" not in doubts(trace)
 
 
 def test_a_trimmed_capture() -> None:
     trace = draw_trace(launches={"main": "a"}, streams={7: "aaabbb"})
-    assert "1 of 2 activities have no launching call" in doubts(trace)
+    assert "1 of 2 activities has no launching call" in doubts(trace)
 
 
 def test_activities_without_correlation_numbers_are_not_trimmed() -> None:
@@ -104,8 +104,8 @@ def test_activities_without_correlation_numbers_are_not_trimmed() -> None:
     assert "trimmed" not in doubts(none)
     numbers[0], launching = 999, None
     some = replace(SOUND, activities=replace(SOUND.activities, correlation=numbers), launching_calls=launching)
-    assert "1 of 2 activities carry no correlation number" in doubts(some)
-    assert "1 of 2 activities have no launching call" in doubts(some)
+    assert "1 of 2 activities carries no correlation number" in doubts(some)
+    assert "1 of 2 activities has no launching call" in doubts(some)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_what_only_some_files_say_is_said_with_their_names() -> None:
     assert merge_file_warnings([("a", ["x", busy]), ("b", ["x", busier])]) == ("x", f"a: {busy}", f"b: {busier}")
     many = [(f"rank{rank}", ["x", busy if rank else busier]) for rank in range(64)]
     assert merge_file_warnings(many) == ("x", f"rank0: {busier}", f"rank1 and 62 more: {busy}")
-    each = [(f"rank{rank}", [f"{rank + 1} of 100 activities have no launching call"]) for rank in range(64)]
-    said = "rank0: 1 of 100 activities have no launching call (63 more like it, with other numbers)"
+    each = [(f"rank{rank}", [f"{rank + 2} of 100 activities have no launching call"]) for rank in range(64)]
+    said = "rank0: 2 of 100 activities have no launching call (63 more like it, with other numbers)"
     assert merge_file_warnings(each) == (said,)
 
 

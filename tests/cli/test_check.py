@@ -75,7 +75,7 @@ def test_what_two_decimals_do_not_tell_apart_is_said(trace: Path) -> None:
 def test_not_met_is_exit_code_3_in_every_format(trace: Path, limits: list[str], form: str) -> None:
     result = run("check", trace, *limits, "--format", form)
     assert result.exit_code == 3
-    verdict = f"failed, 1 of {len(limits) // 2} requirements not met"
+    verdict = f"failed, 1 of {'2 requirements' if len(limits) > 2 else '1 requirement'} not met"
     assert [verdict in text for text in (result.stdout, result.stderr)] == [
         form in "table markdown",
         form in "csv json",
@@ -99,7 +99,7 @@ def test_missing_data_is_exit_code_3(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statuses", "line"),
     [
-        (["passed"], "passed, 1 of 1 requirements met"),
+        (["passed"], "passed, 1 of 1 requirement met"),
         (["passed", "failed"], "failed, 1 of 2 requirements not met"),
         (["failed", "unknown", "unknown"], "failed, 1 of 3 requirements not met, 2 cannot be judged"),
         (["passed", "unknown"], "unknown, 1 of 2 requirements cannot be judged"),
@@ -114,7 +114,7 @@ def test_a_requirement_of_two_runs_is_one_requirement() -> None:
     """It was 'failed, 1 of 2 requirements not met' for one requirement, of which there are two verdicts."""
     reports = [GateReport(None, (GateResult("tail", "ms", None, 1.0, status),)) for status in ("passed", "failed")]
     assert verdict_line(reports) == "failed, 1 of 2 cases not met (1 requirement, 2 runs)"
-    assert verdict_line(reports[:1]) == "passed, 1 of 1 requirements met"
+    assert verdict_line(reports[:1]) == "passed, 1 of 1 requirement met"
 
 
 def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
     title, blank, *rest = run(
         "check", write_capture(tmp_path / "x.sqlite", truth), "--min-overlap", "80%", "--format", "markdown"
     ).stdout.splitlines()
-    assert (title, blank) == ("### ddp-prof check: unknown, 1 of 1 requirements cannot be judged", "")
+    assert (title, blank) == ("### ddp-prof check: unknown, 1 of 1 requirement cannot be judged", "")
     table, notes = rest[: rest.index("")], rest[rest.index("") + 1 :]
     assert len({line.count("|") for line in table}) == 1
     assert "| unknown | process 100 | nothing in this trace is known to communicate |" in table[-1]

@@ -210,7 +210,7 @@ def test_waits_out_of_order_are_told_by_the_times_to_be_so() -> None:
     job.compute(1)
     assert not is_right(job)
     reason = str(blocking(job.trace()).coverage.reason)
-    assert reason == "1 of 4 stream waits contradict the times of what they waited for"
+    assert reason == "1 of 4 stream waits contradicts the times of what it waited for"
 
 
 @pytest.mark.parametrize("syncs", [True, False])

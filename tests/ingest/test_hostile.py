@@ -868,7 +868,7 @@ def test_what_is_no_version_is_not_taken_for_one(version: str, tmp_path: Path) -
 def test_a_kernel_without_a_start_is_left_out_and_said(tmp_path: Path) -> None:
     trace = load_trace(export(f"UPDATE {KERNELS} SET start = NULL WHERE rowid = 3")(tmp_path))
     assert len(trace.activities) == 29
-    assert "1 of 30 activities have no start and are left out" in trace.warnings
+    assert "1 of 30 activities has no start and is left out" in trace.warnings
 
 
 @pytest.mark.parametrize("end", ["NULL", "0", "-1", "start - 1"])

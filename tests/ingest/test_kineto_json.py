@@ -350,7 +350,7 @@ def test_an_activity_whose_time_was_not_collected_is_left_out_and_told(first_us:
     lost = event("kernel", "gemm", "0", "0", device=0, stream=7, correlation=6)
     result, without = measure_overlap(load_trace(step(20, lost))), measure_overlap(load_trace(step(20)))
     assert result.ranks == without.ranks
-    assert {*result.warnings} - {*without.warnings} == {"1 of 2 activities have no start and are left out"}
+    assert {*result.warnings} - {*without.warnings} == {"1 of 2 activities has no start and is left out"}
 
 
 def test_events_in_two_rows_are_refused_and_not_said_to_be_none(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_two_strings_with_one_number_are_refused_and_the_last_does_not_win(tmp_p
 def test_an_activity_without_times_is_left_out(tmp_path: Path) -> None:
     kernels = [Kernel("gemm", 10, 20, launch=5, thread=1), Kernel("gemm", 0, 0, launch=6, thread=1)]
     trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels)))
-    assert (len(trace.activities), trace.warnings) == (1, ("1 of 2 activities have no start and are left out",))
+    assert (len(trace.activities), trace.warnings) == (1, ("1 of 2 activities has no start and is left out",))
 
 
 def test_ranges_that_change_between_two_looks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

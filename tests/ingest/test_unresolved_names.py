@@ -60,7 +60,7 @@ def test_kernels_without_a_name_are_neither_compute_nor_communication(tmp_path: 
     assert trace.unresolved_names.share == pytest.approx(10 / 105)
     (warning,) = trace.warnings
     assert isinstance(warning, Doubt)
-    assert warning.startswith("1 of 15 kernels (10 % of their time) have no name in this trace: they count neither")
+    assert warning.startswith("1 of 15 kernels (10 % of their time) has no name in this trace: it counts neither")
 
 
 def test_nothing_is_said_where_all_names_are_known(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_short_name_stands_in_for_the_long_one(lost: str, tmp_path: Path) ->
 def test_ranges_without_a_name_are_counted(tmp_path: Path) -> None:
     path = damaged(tmp_path / "x.sqlite", "DELETE FROM StringIds WHERE value = 'forward'")
     (warning,) = load_trace(path).warnings
-    assert warning == "1 of 3 ranges have no name in this trace: they name no step or phase"
+    assert warning == "1 of 3 ranges has no name in this trace: it names no step or phase"
     assert isinstance(warning, Doubt)
 
 
@@ -91,5 +91,5 @@ def test_kinetos_kernels_may_lack_names_too(tmp_path: Path) -> None:
     trace = load_trace(path)
     assert trace.activities.category.tolist() == [Category.COMPUTE, Category.UNKNOWN, Category.UNKNOWN]
     path.write_text(json.dumps({"traceEvents": [event]}))
-    with pytest.raises(TraceError, match="none of its 1 kernels has a name"):
+    with pytest.raises(TraceError, match="its kernel has no name"):
         load_trace(path)

@@ -145,7 +145,7 @@ def test_what_one_rank_does_not_know_is_not_passed(tmp_path: Path) -> None:
     def title(*limits: str) -> str:
         return run("check", *limits, log).stdout.splitlines()[0]
 
-    assert title("--max-tail-ms", "6") == "unknown, 1 of 1 requirements cannot be judged"
+    assert title("--max-tail-ms", "6") == "unknown, 1 of 1 requirement cannot be judged"
     both = "failed, 1 of 2 requirements not met, 1 cannot be judged"
     assert title("--max-tail-ms", "6", "--max-exposed-ms", "0.001") == both
 

@@ -83,7 +83,7 @@ def test_a_failed_requirement_is_told_with_its_cause(job: Job) -> None:
     done = job.run(TRACES="traces/overlap.sqlite", ARGUMENTS="--min-overlap=80%", GH_TOKEN="x", PULL_REQUEST="7")
     assert done.returncode == 3, done.stderr
     summary = job.text("summary.md")
-    assert "### ddp-prof check: failed, 1 of 1 requirements not met" in summary
+    assert "### ddp-prof check: failed, 1 of 1 requirement not met" in summary
     assert "| min overlap | 66.27 | 80.00 |" in summary
     assert "    gain    67 % of communication is hidden" in summary
     assert re.search(r"    cause   \d+ % of the typical step's exposed time is tail", summary)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.columns import by_number, count_noun
 from ddp_prof.table import Floats, begins_run
 from ddp_prof.trace import NEVER, NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
 
@@ -101,7 +102,9 @@ def _leave_out_steps_that_lack_ranks(of_steps: list[Ints], takes_part: Mask) -> 
     if not lacking:
         return of_steps, ()
     if 2 * lacking > steps:
-        return of_steps, (f"{lacking} of {steps} steps lack a rank, which may have arrived last there",)
+        lack = by_number(lacking, "lacks", "lack")
+        note = f"{lacking} of {count_noun(steps, 'step')} {lack} a rank, which may have arrived last there"
+        return of_steps, (note,)
     note = (
         f"ranks are not compared in {lacking} of {steps} steps: a rank that was not recorded there may have been last"
     )

@@ -43,7 +43,7 @@ from ddp_prof.analyze.quality import (
     warn_world_sizes,
 )
 from ddp_prof.analyze.result_bases import merge_files
-from ddp_prof.columns import milliseconds
+from ddp_prof.columns import by_number, count_noun, milliseconds
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.notes import Doubt
 from ddp_prof.table import Brief
@@ -507,12 +507,12 @@ def _warn_unmatched(run: RunAnalysis) -> Iterator[str]:
     outside = sum(int(lie_outside(rank).sum()) for rank in run.ranks) if len(run.ranks) > 1 and run.has_steps else 0
     unmatched = run.matches.unmatched - outside
     for count, why in (
-        (unmatched, f"ha{'s' if unmatched == 1 else 've'} no match on the other ranks"),
-        (outside, f"belong{'s' if outside == 1 else ''} to no step, so no match is looked for"),
+        (unmatched, f"{by_number(unmatched, 'has', 'have')} no match on the other ranks"),
+        (outside, f"{by_number(outside, 'belongs', 'belong')} to no step, so no match is looked for"),
     ):
         if count > 0:
-            plural = "" if count == 1 else "s"
-            yield f"{count:,} collective{plural} {why}: their waiting cannot be distinguished from transfer"
+            whose = by_number(count, "its", "their")
+            yield f"{count_noun(count, 'collective')} {why}: {whose} waiting cannot be distinguished from transfer"
 
 
 def _find_doubts(run: RunAnalysis) -> Iterator[str]:

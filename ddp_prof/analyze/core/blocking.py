@@ -25,6 +25,7 @@ from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.columns import by_number, count_noun
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -490,10 +491,12 @@ def _reason(
         return trace.sync_reason
     if not waits.any():
         return NO_WAITS
+    every = count_noun(int(waits.sum()), "stream wait")
     if violated := int((is_doubtful & dependencies.is_violated).sum()):
-        return f"{violated:,} of {int(waits.sum()):,} stream waits contradict the times of what they waited for"
+        contradict = by_number(violated, "contradicts the times of what it", "contradict the times of what they")
+        return f"{violated:,} of {every} {contradict} waited for"
     if unresolved := int(is_doubtful.sum()):
-        return f"the trace does not tell what {unresolved:,} of {int(waits.sum()):,} stream waits waited for"
+        return f"the trace does not tell what {unresolved:,} of {every} waited for"
     if unplaced:
         return NO_LAUNCH.format(unplaced)
     if not tells_needs:

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
+from ddp_prof.columns import by_number
 from ddp_prof.communication import NCCL_RANGE
 from ddp_prof.notes import Doubt
 from ddp_prof.range_names import COLLECTIVES, parse_ranges
@@ -242,7 +243,7 @@ class Recording:
             launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
             notes.append(
                 f"{name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
-                f"{'it' if is_lost.sum() == 1 else 'them'} have no activity{why}"
+                f"{'it' if is_lost.sum() == 1 else 'them'} {by_number(lost, 'has', 'have')} no activity{why}"
             )
         counts = ~is_incomplete & (self.step_launches > 0)
         if (always := self.always_lost) and counts.any():
@@ -287,11 +288,15 @@ class Recording:
         if self.units_differ:
             notes.append(f"{UNITS} (activities begin {self.stretch:.4g} times as far apart as their launches)")
         elif self.clocks_disagree:
+            begin = by_number(self.early, "begins before its", "begin before their")
+            wait = by_number(
+                self.early_waits, "returns before the work that it waits", "return before the work that they wait"
+            )
             found = [
                 f"{count:,} of {of:,} {what}"
                 for count, of, what in (
-                    (self.early, self.launched, "activities begin before their launch"),
-                    (self.early_waits, self.waits, "waits of the host return before the work that they wait for ends"),
+                    (self.early, self.launched, f"activities {begin} launch"),
+                    (self.early_waits, self.waits, f"waits of the host {wait} for ends"),
                 )
                 if count
             ]

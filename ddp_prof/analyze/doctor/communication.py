@@ -23,7 +23,7 @@ from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, me
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.analyze.statistics import WORTH
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
-from ddp_prof.columns import milliseconds, percent, size
+from ddp_prof.columns import by_number, count_noun, milliseconds, percent, size
 from ddp_prof.communication import ALL_GATHER, BARRIER, BROADCAST, OPERATIONS, POINT_TO_POINT, REDUCE, REDUCE_SCATTER
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
@@ -341,7 +341,8 @@ def _find_in_most_steps(
     if not ranks:
         return None
     text = (
-        f"{found} of {steps} steps have such collectives: {milliseconds(max(exposed))} of a typical step are exposed."
+        f"{found} of {count_noun(steps, 'step')} {by_number(found, 'has', 'have')} such collectives: "
+        f"{milliseconds(max(exposed))} of a typical step are exposed."
     )
     return Finding(rule, text, advice, tuple(ranks))
 
@@ -405,7 +406,8 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     of_ddp = " If DDP runs already, one bucket holds all gradients: take a smaller bucket_cap_mb." if may_be_ddp else ""
     return Finding(
         "gradients reduced after backward",
-        f"{len(late.counts)} of {len(run.gradients.counts)} steps launch all reductions of gradients after backward: "
+        f"{len(late.counts)} of {count_noun(len(run.gradients.counts), 'step')} "
+        f"{by_number(len(late.counts), 'launches', 'launch')} all reductions of gradients after backward: "
         f"{milliseconds(exposed_ns)} of a typical step are exposed.",
         "Launch reductions while backward runs, from hooks of the gradients and in several buckets, as "
         f"{'fully_shard' if late.are_sharded else 'DistributedDataParallel'} does (DeepSpeed: overlap_comm, "

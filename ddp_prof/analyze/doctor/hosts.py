@@ -12,7 +12,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import WORTH, bootstrap_interval
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.columns import milliseconds, percent
+from ddp_prof.columns import by_number, count_noun, milliseconds, percent
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
 from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
@@ -64,10 +64,11 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     if not found:
         return None
     wait, bare = median_or_zero([one[2] for one in found]), median_or_zero([one[3] for one in found])
+    times = count_noun(sum(count for _, count, *_ in found), "time")
     return Finding(
         "host synchronization in backward",
-        f"The host waited for the device {sum(count for _, count, *_ in found):,} times between the start of backward "
-        f"and its last collective, {milliseconds(wait)} in a typical step, in which the stream of compute idles for "
+        f"The host waited for the device {times} between the start of backward and its last collective, "
+        f" {milliseconds(wait)} in a typical step, in which the stream of compute idles for "
         f"{milliseconds(bare)}.",
         "Move .item(), .cpu(), print and torch.cuda.synchronize() out of backward and its hooks.",
         tuple(name for name, *_ in found),
@@ -400,9 +401,11 @@ def graph_replay(run: RunEvidence) -> Finding | None:
     }
     if not graphs:
         return None
+    replays = sum(graphs.values())
+    were = by_number(replays, "was", "were")
     return Finding(
         "CUDA graphs recorded whole",
-        f"{sum(graphs.values()):,} replays of CUDA graphs were recorded as one activity each.",
+        f"{count_noun(replays, 'replay')} of CUDA graphs {were} recorded as one activity each.",
         "Record with nsys profile --cuda-graph-trace=node to see what the graphs compute and communicate.",
         tuple(graphs),
     )

@@ -24,7 +24,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.result_bases import measure_fields
-from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column, count_noun
 from ddp_prof.communication import MOST_NAMES
 from ddp_prof.growing_column import in_file, in_order, in_parts
 from ddp_prof.range_names import PHASES
@@ -214,7 +214,7 @@ class KernelExecutions:
             if not beside:
                 return "it runs beside communication and alone at different positions of the step: other work is likely"
         if min(beside, alone) < LEAST_EXECUTIONS:
-            counted = f"{beside} executions beside communication, {alone} alone{where}"
+            counted = f"{count_noun(beside, 'execution')} beside communication, {alone} alone{where}"
             return f"{counted}; {LEAST_EXECUTIONS} of each are needed"
         return None if self.duration_ns[self.compared[1]].any() else "alone it takes no time"
 

@@ -14,7 +14,7 @@ from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.sizes import Gradients, find_gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
 from ddp_prof.analyze.why_unknown import GRAPHS, NO_COMMUNICATION
-from ddp_prof.columns import listed
+from ddp_prof.columns import count_noun, listed
 from ddp_prof.table import Ints
 
 _PADDING = 0.01
@@ -123,7 +123,7 @@ class Captured:
         if one.on_host != other.on_host:
             difference = "on a CPU" if other.on_host else "on a GPU"
         elif one.world_size and other.world_size and one.world_size != other.world_size:
-            difference = f"of {other.world_size} ranks and not of {one.world_size}"
+            difference = f"of {count_noun(other.world_size, 'rank')} and not of {one.world_size}"
         elif (
             one.sizes_from
             and other.sizes_from

@@ -22,7 +22,7 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import Waterfall
-from ddp_prof.columns import Column, Row, percent
+from ddp_prof.columns import Column, Row, count_noun, percent
 from ddp_prof.errors import TraceError
 from ddp_prof.present import theme
 from ddp_prof.present.cause_headlines import root_cause_headline
@@ -42,7 +42,7 @@ from ddp_prof.present.tables.compare import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import profiler_name, steps_view, warnings_by_run
 from ddp_prof.present.tables.summary import SummarizedRun, main_advice
-from ddp_prof.present.text import count_noun, plain_name, source_name
+from ddp_prof.present.text import plain_name, source_name
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
-from ddp_prof.columns import Row
+from ddp_prof.columns import Row, count_noun
 from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import fields_of, values_of
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs
-from ddp_prof.present.text import count_noun, source_name
+from ddp_prof.present.text import source_name
 
 HOW_TO_READ_CHECK = (
     "the worst rank decides; its overlap is that of all its communication; its times are medians over its steps, "
@@ -89,7 +89,7 @@ def summarize_verdicts(statuses: Sequence[str], judged: int, noun: str) -> str:
         noun: ``run`` or ``measurement``.
     """
     failed, unknown = statuses.count("failed"), statuses.count("unknown")
-    of_all, by_what = f"of {len(statuses)} requirements", ""
+    of_all, by_what = f"of {count_noun(len(statuses), 'requirement')}", ""
     if judged > 1:
         requirements = count_noun(len(statuses) // judged, "requirement")
         of_all, by_what = f"of {len(statuses)} cases", f" ({requirements}, {count_noun(judged, noun)})"

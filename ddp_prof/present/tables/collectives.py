@@ -9,12 +9,12 @@ from heapq import nlargest
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
-from ddp_prof.columns import Row, document_of, milliseconds, table_columns, table_row
+from ddp_prof.columns import Row, count_noun, document_of, milliseconds, table_columns, table_row
 from ddp_prof.present.cause_headlines import exposed_words
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import Headline, outliers_text
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, RowsOnDemand, TableView, run_document
-from ddp_prof.present.text import collective_name, count_noun, join_lines, source_name
+from ddp_prof.present.text import collective_name, join_lines, source_name
 
 COLLECTIVES_SCHEMA = 2
 """Version of the document. Version 2 has ``exposed_by`` (when and why) in place of ``causes``."""

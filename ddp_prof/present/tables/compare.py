@@ -26,12 +26,12 @@ from ddp_prof.analyze.variants.waterfall import (
     Parts,
     Waterfall,
 )
-from ddp_prof.columns import Row, document_of, milliseconds, percent, signed, table_row
+from ddp_prof.columns import Row, count_noun, document_of, milliseconds, percent, signed, table_row
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text, other_job_texts
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import how_recorded, notes_of_runs
-from ddp_prof.present.text import collective_name, count_noun
+from ddp_prof.present.text import collective_name
 from ddp_prof.variants import BUCKETED, is_baseline, variant_and_size
 
 HOW_TO_READ = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.critical.critical_path import RunCritical, StepPath
-from ddp_prof.columns import Row, document_of, milliseconds, percent, table_columns, table_row
+from ddp_prof.columns import Row, by_number, count_noun, document_of, milliseconds, percent, table_columns, table_row
 from ddp_prof.present.table import Digest, Document, TableView, run_document
-from ddp_prof.present.text import count_noun, join_lines, source_name
+from ddp_prof.present.text import join_lines, source_name
 
 CRITICAL_SCHEMA = 2
 """Version of the document.
@@ -73,7 +73,9 @@ def _why_gains_unknown(critical: RunCritical) -> str | None:
     unknown = sum(one.gain_ns is None for one in on_paths)
     if critical.gain_reason or not unknown:
         return critical.gain_reason
-    return f"{unknown:,} of {len(on_paths):,} on the paths are not found on the other ranks"
+    return (
+        f"{unknown:,} of {len(on_paths):,} on the paths {by_number(unknown, 'is', 'are')} not found on the other ranks"
+    )
 
 
 def critical_headline(critical: RunCritical) -> str:
@@ -92,8 +94,7 @@ def critical_headline(critical: RunCritical) -> str:
     if not path.collectives:
         # As where gradients are accumulated over several steps, or where nothing waits in most of them.
         others = sum(bool(one.collectives) for one in critical.steps)
-        have = "has" if others == 1 else "have"
-        where = f"; {others} of {len(critical.steps)} paths {have} one" if others else ""
+        where = f"; {others} of {len(critical.steps)} paths {by_number(others, 'has', 'have')} one" if others else ""
         return f"{text}: no collective is on it{where}."
     best = max(path.collectives, key=lambda one: (one.gain_ns or 0, one.index))
     if not best.gain_ns:

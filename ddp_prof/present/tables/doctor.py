@@ -7,10 +7,10 @@ from dataclasses import asdict
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.doctor import UNDECIDED_TOGETHER, Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
-from ddp_prof.columns import Row, milliseconds
+from ddp_prof.columns import Row, count_noun, milliseconds
 from ddp_prof.present.columns import ms
 from ddp_prof.present.table import TableView, run_document
-from ddp_prof.present.text import count_noun, join_lines, source_name
+from ddp_prof.present.text import join_lines, source_name
 
 _SHOWN_RANKS = 3
 """Most ranks that a text names; more are only counted."""

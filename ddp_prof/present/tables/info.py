@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ddp_prof.analyze.inventory import TraceInventory
-from ddp_prof.columns import table_row
+from ddp_prof.columns import count_noun, table_row
 from ddp_prof.errors import printable, shown_path
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.table import SCHEMA, TableView
@@ -33,7 +33,8 @@ def _how_made(run: Manifest) -> str:
     bucket += "".join(f", {extra}" for extra in variant_extras(run.options))
     parameters = sum(parameter.numel for parameter in run.parameters)
     return (
-        f"run: {run.variant}{bucket}, {run.world_size} ranks, {run.backend}, {run.model_size} model "
-        f"({parameters:,} parameters), batch {run.batch_size} x {run.seq_len} tokens, "
-        f"{run.steps} steps after {run.warmup} of warm-up, recorded by {run.profiler or 'no profiler'}, {run.created}"
+        f"run: {run.variant}{bucket}, {count_noun(run.world_size, 'rank')}, {run.backend}, {run.model_size} model "
+        f"({count_noun(parameters, 'parameter')}), batch {run.batch_size} x {run.seq_len} tokens, "
+        f"{count_noun(run.steps, 'step')} after {run.warmup} of warm-up, recorded by {run.profiler or 'no profiler'}, "
+        f"{run.created}"
     )

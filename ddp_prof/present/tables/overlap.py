@@ -11,13 +11,13 @@ from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.analyze.why_unknown import LOST, NO_COMMUNICATION, NOTHING
-from ddp_prof.columns import Row, document_of, milliseconds, percent, table_columns, table_rows
+from ddp_prof.columns import Row, count_noun, document_of, milliseconds, percent, table_columns, table_rows
 from ddp_prof.errors import shown_path
 from ddp_prof.notes import Doubt
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import level_change_text, outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
-from ddp_prof.present.text import count_noun, join_lines, source_name
+from ddp_prof.present.text import join_lines, source_name
 from ddp_prof.trace import SOURCE_NAMES, UNKNOWN
 
 _LARGE_DIFFERENCE = 0.05

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.skew import LateGroup, RankSkew, RunSkew
-from ddp_prof.columns import Row, document_of, table_columns, table_row
+from ddp_prof.columns import Row, count_noun, document_of, table_columns, table_row
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.table import Digest, Document, TableView, run_document
 from ddp_prof.present.tables.collectives import alignment_document, alignment_note
-from ddp_prof.present.text import count_noun, join_lines, source_name
+from ddp_prof.present.text import join_lines, source_name
 
 SKEW_SCHEMA = 2
 """Version of the document.

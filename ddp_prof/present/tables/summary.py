@@ -16,7 +16,7 @@ from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.statistics import WORTH
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.why_unknown import NOTHING_LEFT
-from ddp_prof.columns import Row, milliseconds, percent
+from ddp_prof.columns import Row, count_noun, milliseconds, percent
 from ddp_prof.errors import shell_path, shell_quote
 from ddp_prof.notes import Doubt
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short
@@ -41,7 +41,7 @@ from ddp_prof.present.tables.overlap import (
     reason_notes,
     step_notes,
 )
-from ddp_prof.present.text import count_noun, join_lines, source_name
+from ddp_prof.present.text import join_lines, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
 _PARTS = {

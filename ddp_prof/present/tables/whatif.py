@@ -16,11 +16,11 @@ from ddp_prof.analyze.what_if.prediction import (
     RunPrediction,
 )
 from ddp_prof.analyze.what_if.questions import VIEWS, WAITS
-from ddp_prof.columns import Row, milliseconds, percent, signed, size
+from ddp_prof.columns import Row, count_noun, milliseconds, percent, signed, size
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import TableView, run_document
-from ddp_prof.present.text import count_noun, join_lines, source_name
+from ddp_prof.present.text import join_lines, source_name
 from ddp_prof.variants import BYTES_PER_MB
 
 _HOW_TO_READ = (

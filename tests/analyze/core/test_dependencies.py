@@ -155,7 +155,7 @@ def test_an_edge_that_the_times_contradict_is_counted_and_left_out() -> None:
     assert dependencies.is_violated.sum() == 1
     assert len(blocking_of(trace).stretches) == 0
     (rank,) = find_rank_events(trace)
-    assert rank.blocking.coverage.reason == "1 of 2 stream waits contradict the times of what they waited for"
+    assert rank.blocking.coverage.reason == "1 of 2 stream waits contradicts the times of what it waited for"
 
 
 def test_a_wait_on_an_event_whose_record_was_cut_off_is_not_resolved_by_times() -> None:
