@@ -43,6 +43,10 @@ class Caveat(str, Enum):
     ONE_RANK = "one rank: it has no peer to communicate with, so no figure is about communication"
 
 
+CAVEATS_JOINT = "; "
+"""What stands between the texts of several caveats of a run in a database of measurements."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of the model."""

@@ -17,7 +17,6 @@ from ddp_prof.benchmark.bucket_model import CURVE_MB, BucketModel, compare_expec
 from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.columns import count_noun, digits, milliseconds, percent, size
-from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
 from ddp_prof.present.text import MAX_NAME, shown_name
@@ -233,6 +232,12 @@ def draw_bandwidth(results: TestbedResults) -> Chart:
     )  # fmt: skip
 
 
+def testbed_subtitle(results: TestbedResults) -> str:
+    """Return the title of the testbed for Plotly; a CPU, or a GPU that ranks shared, is emphasized in it."""
+    notice = theme.device_notice([results.testbed.device or "n/a"], results.caveats)
+    return " · ".join([shown_name(results.work), notice, *map(shown_name, results.place)])
+
+
 def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingSummary]]]:
     """Yield the bucketed settings of each workload, with a colour and a small horizontal shift."""
     by_workload: dict[tuple[int, int], list[SettingSummary]] = {}
@@ -279,11 +284,7 @@ def _figure(
         r: Margin at the right.
         layout: Further parts of Plotly's layout.
     """
-    subtitle, device = shown_name(results.title), results.testbed.device
-    if device is not None:
-        stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)
-        notice = theme.device_notice([device], [caveat for caveat in Caveat if caveat.value in stated])
-        subtitle = subtitle.replace(f"device: {device}", notice, 1)
+    subtitle = testbed_subtitle(results)
     lines = [line for sentence in note.replace(". ", ".\n").splitlines() for line in wrap(sentence, MAX_NAME)]
     subtitle += "".join(f"<br>{shown_name(line)}" for line in lines)
     top, bottom = _TOP + 20 * len(lines), _BOTTOM + 10

@@ -29,7 +29,8 @@ from ddp_prof.benchmark.bucket_model import (
 )
 from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of, summarize_settings
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
-from ddp_prof.columns import digits, percent
+from ddp_prof.columns import count_noun, digits, percent
+from ddp_prof.manifest import CAVEATS_JOINT, Caveat
 from ddp_prof.variants import BUCKETED
 
 HUBER = 1.345
@@ -321,17 +322,31 @@ class TestbedResults:
         return [observation.text for observation in self.observations if observation.text]
 
     @property
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Why the figures of some settings are not representative."""
+        stated = {text for summary in self.summaries for told in summary.caveats for text in told.split(CAVEATS_JOINT)}
+        return tuple(caveat for caveat in Caveat if caveat.value in stated)
+
+    @property
     def title(self) -> str:
-        """Model, number of ranks, device, definitions if they are old, and machine, in one line."""
-        testbed = self.testbed
-        ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
-        parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
-        if testbed.definitions != DEFINITIONS:
-            other = testbed.definitions or "1 or older"
+        """What was measured, device and machine, in one line."""
+        return " · ".join([self.work, f"device: {self.testbed.device or 'n/a'}", *self.place])
+
+    @property
+    def work(self) -> str:
+        """Model and number of ranks."""
+        return f"{self.testbed.model_size} model · {count_noun(self.testbed.world_size, 'rank')}"
+
+    @property
+    def place(self) -> list[str]:
+        """Definitions if they are old, and the machine if it is known."""
+        parts, definitions = [], self.testbed.definitions
+        if definitions != DEFINITIONS:
+            other = definitions or "1 or older"
             parts.append(f"measured by version {other} of the definitions, today's is {DEFINITIONS}: measure again")
         if self.environment:
-            parts += [self.environment.title, f"environment {testbed.environment[:8]}"]
-        return " · ".join(parts)
+            parts += [self.environment.title, f"environment {self.testbed.environment[:8]}"]
+        return parts
 
 
 def gather_testbeds(results: Results) -> list[TestbedResults]:

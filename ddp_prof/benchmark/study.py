@@ -8,18 +8,18 @@ from typing import Any
 
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.benchmark.bucket_model import BucketModel, compare_expectations, mismatch_text
+from ddp_prof.benchmark.charts import testbed_subtitle
 from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes, gather_testbeds
 from ddp_prof.benchmark.report import link_note
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, value_ms
 from ddp_prof.benchmark.store import load_results
 from ddp_prof.benchmark.turns import TURNS
-from ddp_prof.manifest import Manifest
+from ddp_prof.manifest import Manifest, caveats_of
 from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart
 from ddp_prof.present.charts.sizes import SizePoint, draw_sizes
 from ddp_prof.present.columns import ms
 from ddp_prof.present.html.one_file import Study
-from ddp_prof.present.text import shown_name
 from ddp_prof.runs.run import Run
 
 DATABASES = (TURNS, "results.db")
@@ -59,7 +59,8 @@ def study_of(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> Study:
         return Study({})
     made = alike[0][1]
     which = f" with batch size {made.batch_size}, sequence length {made.seq_len}" if len(by_work) > 1 else ""
-    title = f"{theme.device_notice({made.device}, [])}  ·  of the captures{which}"
+    caveats = [caveat for _, one in alike for caveat in caveats_of(one)]
+    title = f"{theme.device_notice({made.device}, caveats)}  ·  of the captures{which}"
     gradients = 4 * sum(one.numel for one in made.parameters)
     return Study({SIZES: draw_sizes(points, gradients, title)}, (), [NOT_EXPECTED])
 
@@ -98,10 +99,7 @@ def _draw_results(results: TestbedResults, workload: tuple[int, int]) -> Chart:
     model = results.model if isinstance(results.model, BucketModel) else None
     drawn = [one for one in results.summaries if one.setting.swept_mb is not None and one.setting.workload == workload]
     points = [_point(one, model) for one in drawn if one.step_ns]
-    title = f"{shown_name(results.title)}  ·  {drawn[0].setting.work_text}"
-    device = results.testbed.device
-    if device is not None:
-        title = title.replace(f"device: {device}", theme.device_notice([device], []), 1)
+    title = f"{testbed_subtitle(results)}  ·  {drawn[0].setting.work_text}"
     return draw_sizes(points, drawn[0].first.gradient_bytes, title)
 
 

@@ -32,7 +32,7 @@ from ddp_prof.capture.processes import hold_folder
 from ddp_prof.capture.variant import capture as capture_variant
 from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import DdpProfError, OutOfMemoryError, TraceError, WorkloadError
-from ddp_prof.manifest import Manifest, caveats_of, load_manifest
+from ddp_prof.manifest import CAVEATS_JOINT, Manifest, caveats_of, load_manifest
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
@@ -415,7 +415,7 @@ def rows_of(
         **reported,
         status=OK if manifest else OUT_OF_MEMORY if isinstance(outcome, OutOfMemoryError) else FAILED,
         reason=None if manifest else str(outcome),
-        caveat="; ".join(caveat.value for caveat in caveats_of(manifest)) or None if manifest else None,
+        caveat=CAVEATS_JOINT.join(caveat.value for caveat in caveats_of(manifest)) or None if manifest else None,
         tokens=config.batch_size * config.seq_len,
         created=manifest.created if manifest else datetime.now(timezone.utc).isoformat(timespec="seconds"),
         git_commit=machine.git_commit,
