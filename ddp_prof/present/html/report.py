@@ -234,7 +234,7 @@ def run_values(
         "finding": run.cause.text,
         "advice": main_advice(run.summarized),
         "skew": skew_headline(run.explanation.skew).text,
-        "use": [most_of(run.use[name]) for name in ("kernels", "hidden", "idle")],
+        "use": most_of(run.use),
         "facts": [pair for pair in facts.items() if pair not in shared],
         "worst": "" if run.name in missing else worst,
         "pages": {} if run.name in missing else ({"show me": worst} if worst else {}) | pages,

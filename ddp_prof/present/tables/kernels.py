@@ -101,18 +101,25 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
     }
 
 
-def most_of(view: TableView) -> str:
-    """Return, as one text, the name of the row with the largest percentage in a table, and that percentage.
+SHARES = {"kernels": "of_kernel_time_%", "hidden": "of_overlapped_%", "idle": "of_idle_%"}
+"""The column of each table of :func:`kernels_views` that holds shares of the whole."""
 
-    If the table is empty, return its first note.
+
+def most_of(views: Mapping[str, TableView]) -> list[str]:
+    """Return for each table of :func:`kernels_views` the name of the row with the largest share, and that share.
+
+    For a table without rows, that is its first note.
     """
+    return [_most_of(views[name], share) for name, share in SHARES.items()]
+
+
+def _most_of(view: TableView, share: str) -> str:
     if not view.rows:
         return view.notes[0]
-    key = next(key for key in view.rows[0] if key.startswith("of_"))
-    row = max(view.readable_rows, key=lambda row: row[key] or 0)
+    row = max(view.readable_rows, key=lambda row: row[share] or 0)
     names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
-    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # none if all kernels have length 0
-    return f"{', '.join(names)}{share}"
+    of_all = f": {row[share]:.0f} %" if row[share] is not None else ""  # none if all kernels have length 0
+    return f"{', '.join(names)}{of_all}"
 
 
 def short_name(name: str) -> str:
