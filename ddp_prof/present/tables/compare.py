@@ -81,27 +81,7 @@ def compare_view(
         costs: What communication costs each run.
     """
     warnings = notes_of_runs(results)
-    notes = [how_to_read(summaries), how_recorded(results)]
-    # Why runs have no speed-up, or none that the measurements support.
-    base = next((summary for summary in summaries if is_baseline(summary.label)), None)
-    other = [summary.label for summary in summaries if base and summary.device != base.device]
-    if base and other:
-        notes.append(f"no speedup of {', '.join(other)}: {base.label} ran on another device")
-    of_other_jobs = [one for one in summaries if one.other_job and one.label not in other]
-    if base:
-        notes += [f"no speedup of {one.label}: {base.label} is another job, {one.other_job}" for one in of_other_jobs]
-    else:
-        notes += other_job_texts(summaries)
-    for cause in dict.fromkeys(filter(None, (summary.confounded_by for summary in summaries))):
-        names = ", ".join(summary.label for summary in summaries if summary.confounded_by == cause)
-        notes.append(f"no speedup of {names}: most of the difference is {EXPLAINED_BY[cause]}")
-    if unclear := [summary.label for summary in summaries if summary.supported is False and summary.speedup]:
-        notes.append(f"speedup not supported, its interval contains 1: {', '.join(unclear)}")
-    if alone := [one.label for one in summaries if one is not base and one.speedup and one.supported is None]:
-        notes.append(f"speedup without an interval, as there are too few steps: {', '.join(alone)}")
-    in_turns = [run for run in summaries if not run.other_job and base and base.speedup_from == TURNS]
-    if missing := [run.label for run in in_turns if run.speedup is None]:
-        notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")
+    notes = [how_to_read(summaries), how_recorded(results), *speedup_notes(summaries)]
     sizes = {run.label: variant_and_size(run.label) for run in summaries if run.collectives == 1}
     if whole := [label for label, (name, size) in sizes.items() if name == BUCKETED and size is not None]:
         notes.append(f"{whole[0]}: one bucket holds all gradients, so that any larger size gives the same")
@@ -121,6 +101,31 @@ def compare_view(
         "late_ranks": changed.late or None,
     }
     return TableView("", compare_rows(summaries, costs), notes, document)
+
+
+def speedup_notes(summaries: Sequence[VariantSummary]) -> list[str]:
+    """Return why runs have no speed-up, or none that the measurements support."""
+    notes = []
+    base = next((summary for summary in summaries if is_baseline(summary.label)), None)
+    other = [summary.label for summary in summaries if base and summary.device != base.device]
+    if base and other:
+        notes.append(f"no speedup of {', '.join(other)}: {base.label} ran on another device")
+    of_other_jobs = [one for one in summaries if one.other_job and one.label not in other]
+    if base:
+        notes += [f"no speedup of {one.label}: {base.label} is another job, {one.other_job}" for one in of_other_jobs]
+    else:
+        notes += other_job_texts(summaries)
+    for cause in dict.fromkeys(filter(None, (summary.confounded_by for summary in summaries))):
+        names = ", ".join(summary.label for summary in summaries if summary.confounded_by == cause)
+        notes.append(f"no speedup of {names}: most of the difference is {EXPLAINED_BY[cause]}")
+    if unclear := [summary.label for summary in summaries if summary.supported is False and summary.speedup]:
+        notes.append(f"speedup not supported, its interval contains 1: {', '.join(unclear)}")
+    if alone := [one.label for one in summaries if one is not base and one.speedup and one.supported is None]:
+        notes.append(f"speedup without an interval, as there are too few steps: {', '.join(alone)}")
+    in_turns = [run for run in summaries if not run.other_job and base and base.speedup_from == TURNS]
+    if missing := [run.label for run in in_turns if run.speedup is None]:
+        notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")
+    return notes
 
 
 def _cost_texts(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -> dict[str, list[str]]:
