@@ -30,7 +30,6 @@ from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.analyze.why_unknown import why_unknown
-from ddp_prof.range_names import parse_ranges
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, begins_run, distinct, select
 from ddp_prof.trace import Category, Kind
 
@@ -132,7 +131,6 @@ class RankStructure(Brief):
         launch_ns, ready_ns, start_ns, end_ns: When each collective was launched, when its last gradient was ready, and
             when it began and ended.
         bytes: The bytes of each collective, ``UNKNOWN`` where the capture does not say it; shape (collectives).
-        params: The number of gradients of each collective by our ranges, else ``UNKNOWN``; shape (collectives).
         sizes_from: Where ``bytes`` are from: ``ranges``, ``torch.profiler`` or ``NCCL``; ``None`` if they are unknown.
         beside_ns: How long, from the begin of the step to a time, compute ran beside these collectives. The keys name
             the time: ``start``, ``ready``, ``backward_begin``, ``backward_end``, and ``into`` for the ends of copies
@@ -161,7 +159,6 @@ class RankStructure(Brief):
     start_ns: Ints = field(default_factory=lambda: np.empty((0, 0), np.int64))
     end_ns: Ints = field(default_factory=lambda: np.empty((0, 0), np.int64))
     bytes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    params: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     sizes_from: str | None = None
     beside_ns: dict[str, Ints] = field(default_factory=dict)
     into: Copied | None = None
@@ -246,7 +243,6 @@ def _find_structure(rank: RankEvents) -> RankStructure:
         start_ns=columns["start_ns"],
         end_ns=columns["end_ns"],
         bytes=sizes,
-        params=_count_parameters(rank, steps[0], columns["start_ns"].shape[1]),
         sizes_from=None if UNKNOWN in sizes else "ranges" if is_ours else profiler,
         beside_ns={name: _covered_since(begins_ns, until, slowable) for name, until in until_ns.items()},
         into=into,
@@ -405,28 +401,6 @@ def _kernels_of(rank: RankEvents) -> dict[int, int]:
         step: hash(names[low:high].tobytes())
         for step, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
     }
-
-
-def _count_parameters(rank: RankEvents, step: int, calls: int) -> Ints:
-    """Return the number of gradients of each bucket in a step by our ranges; ``UNKNOWN`` where none says it.
-
-    Args:
-        rank: The rank.
-        step: Index of the step.
-        calls: The number of collectives of a step, which is the length of the result.
-    """
-    ranges, found = rank.collective_ranges, np.full(calls, UNKNOWN, np.int64)
-    at_ns = ranges.launch_or_start_ns
-    begins_ns, ends_ns = rank.steps.start_ns[step], rank.steps.end_ns[step]
-    rows = np.flatnonzero((ranges.bucket != UNKNOWN) & (at_ns >= begins_ns) & (at_ns < ends_ns))
-    # Names are like "all_reduce|bucket=3|params=2".
-    names = parse_ranges(rank.trace.names, *{name.partition("|")[0] for name in rank.trace.names if "params=" in name})
-    for row in rows.tolist():
-        known = names.get(int(ranges.name_id[row]))
-        bucket, params = int(ranges.bucket[row]), known.number("params") if known else None
-        if params is not None and bucket < calls:
-            found[bucket] = params
-    return found
 
 
 def _most_at_once(start_ns: Ints, end_ns: Ints) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
-from ddp_prof.table import UNKNOWN, Ints
+from ddp_prof.table import Ints
 
 TICK_NS = 1000
 
@@ -122,7 +122,6 @@ class Job:
             start_ns=start,
             end_ns=column("end"),
             bytes=np.bincount(bucket, weights=sizes).astype(np.int64),
-            params=np.full(len(buckets), UNKNOWN, np.int64),
             sizes_from="ranges",
             beside_ns={
                 "start": np.maximum.accumulate(beside[:, own_last], axis=1),
