@@ -146,6 +146,8 @@ class Hidden(Flag):
     """No communication was recorded, although there may have been some."""
     COPIES = auto()
     """Copies, or memory sets, were launched, and none of them was recorded."""
+    CALLS = auto()
+    """Much compute has no recorded launch, so what a step launched is not known."""
 
 
 WHY_HIDDEN = {
@@ -157,6 +159,7 @@ WHY_HIDDEN = {
     Hidden.WAITS: "host waits",
     Hidden.COMMUNICATION: "not seen",
     Hidden.COPIES: "no copies",
+    Hidden.CALLS: "lost calls",
 }
 """For each of these, the words for what the capture lacks; docs/formats.md explains them."""
 

@@ -544,6 +544,8 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     is_blind = has_no_usable_events(rank)
     if is_blind or loses_launches(rank):
         of_steps |= Hidden.LAUNCHES
+    if rank.recording.lacks_calls:
+        of_steps |= Hidden.CALLS
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
     communicates = np.any(rank.events.category == Category.COMMUNICATION)

@@ -373,14 +373,14 @@ class StepOverlap:
     window_ns: int | None = column(
         "from the first to the last work of the step on the device",
         measure=lambda steps: steps.rank.breakdown.window_ns,
-        needs=Hidden.LAUNCHES | Hidden.COPIES,
+        needs=Hidden.LAUNCHES | Hidden.CALLS | Hidden.COPIES,
         stays=WITH_ROOM,
         adds_up=True,
     )
     compute_only_ns: int | None = column(
         "compute without communication at the same time",
         measure=lambda steps: steps.rank.breakdown.compute_only_ns,
-        needs=Hidden.LAUNCHES | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
+        needs=Hidden.LAUNCHES | Hidden.CALLS | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
         stays=WITH_ROOM,
         adds_up=True,
     )
@@ -401,21 +401,21 @@ class StepOverlap:
     exposed_memory_ns: int | None = column(
         "memory copies without compute or communication at the same time",
         measure=lambda steps: steps.rank.breakdown.exposed_memory_ns,
-        needs=Hidden.LAUNCHES | Hidden.GRAPHS | Hidden.COPIES,
+        needs=Hidden.LAUNCHES | Hidden.CALLS | Hidden.GRAPHS | Hidden.COPIES,
         stays=WITH_MUCH_ROOM,
         adds_up=True,
     )
     idle_ns: int | None = column(
         "time in which the device did nothing",
         measure=lambda steps: steps.rank.breakdown.idle_ns,
-        needs=Hidden.LAUNCHES | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
+        needs=Hidden.LAUNCHES | Hidden.CALLS | Hidden.NAMES | Hidden.GRAPHS | Hidden.COPIES,
         stays=WITH_ROOM,
         adds_up=True,
     )
     other_comm_ns: int | None = column(
         "the part of idle time in which communication of another step ran",
         measure=lambda steps: steps.rank.breakdown.other_comm_ns,
-        needs=Hidden.LAUNCHES | Hidden.GRAPHS,
+        needs=Hidden.LAUNCHES | Hidden.CALLS | Hidden.GRAPHS,
     )
     length: StepLength = column(
         "how long the step took, and what filled that time",

@@ -287,7 +287,7 @@ def _advice(cause: RootCause) -> str:
     if cause.when == UNKNOWN_WHEN:
         if not cause.has_launch:
             return f" {_NO_LAUNCH}"
-        return " The trace names no phases there: see --step-range and --backward-range."
+        return " No phase is known there: see the notes, --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         return f" {_NO_COMPUTE}"
     return ""

@@ -30,7 +30,7 @@ start of each launch counts as unknown. Figures that need only the device's cloc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from ddp_prof.table import (
     is_in,
     parts_of,
     rows_of,
+    select,
     take_or_unknown,
 )
 from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind, Trace
@@ -111,6 +112,9 @@ _MOST_COMPARED = 64
 
 MICROSECOND_NS = 1000
 
+MOST_UNLAUNCHED = 0.05
+"""Largest fraction of the time of compute without a recorded call with which steps are known by what they launched."""
+
 MOST_NAMED = 8
 """Largest number of steps whose numbers a note lists."""
 
@@ -118,6 +122,10 @@ GROUP_END = "ncclGroupEnd"
 """NCCL's call that launches the collectives of a group."""
 
 UNITS = "times of host and device are in different units in this capture, so no time of the device is known"
+
+LOST_CALLS = (
+    "calls that launched much of compute were not recorded: what a step launched is not known, nor what is backward"
+)
 
 CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
 
@@ -148,6 +156,8 @@ class Recording:
         stretch: How many times as far apart these activities begin as their launches; 1 if that is not known.
         waits: Number of waits of the host for known work.
         early_waits: Number of these waits that returned before this work had ended.
+        unlaunched: Fraction of the time of its compute without a recorded call, though other compute has one. What was
+            launched before the recording began is left out, and what began in incomplete steps.
     """
 
     launches: int
@@ -170,6 +180,15 @@ class Recording:
     stretch: float
     waits: int
     early_waits: int
+    unlaunched: float
+
+    @property
+    def lacks_calls(self) -> bool:
+        """Whether calls that launched much of its compute were lost, as those of a thread.
+
+        What a step launched is then not known, nor which compute is backward's.
+        """
+        return self.unlaunched > MOST_UNLAUNCHED
 
     @property
     def lost(self) -> int:
@@ -285,6 +304,8 @@ class Recording:
         if (is_partial := is_partial & ~lacks_collectives).any():
             whose = "its" if is_partial.sum() == 1 else "their"
             notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
+        if self.lacks_calls:
+            notes.append(LOST_CALLS)
         if self.units_differ:
             notes.append(f"{UNITS} (activities begin {self.stretch:.4g} times as far apart as their launches)")
         elif self.clocks_disagree:
@@ -355,7 +376,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     step_lost_copies, are_copies_alike = _count_lost_copies(trace, process, steps)
     launched, early = _count_early_starts(trace, process)
     waits, early_waits = _count_early_waits(trace, process)
-    return Recording(
+    found = Recording(
         launches=len(mine),
         lost_ns=trace.calls.start_ns[lost[:0] if are_unnumbered else lost],
         are_unnumbered=are_unnumbered,
@@ -376,7 +397,9 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         stretch=_measure_stretch(trace, process),
         waits=waits,
         early_waits=early_waits,
+        unlaunched=0.0,
     )
+    return replace(found, unlaunched=_measure_unlaunched(trace, process, select(steps, found.is_incomplete)))
 
 
 def _are_alike(calls_ns: Ints, lost_ns: Ints, steps: Steps) -> bool:
@@ -833,6 +856,19 @@ def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
     start_ns, launching = activities.start_ns[mine], trace.launching_calls[mine]
     is_early = [start_ns[rows] < trace.calls.start_ns[launching[rows]] for rows in parts_of(len(start_ns))]
     return len(start_ns), sum(int(found.sum()) for found in is_early)
+
+
+def _measure_unlaunched(trace: Trace, process: int, incomplete: Steps) -> float:
+    """Return the fraction of the time of compute without a recorded call; 0 if no compute has one."""
+    activities = trace.activities
+    rows = rows_of((activities.process == process) & (activities.category == Category.COMPUTE))
+    is_launched = trace.launching_calls[rows] != UNKNOWN
+    if is_launched.all() or not is_launched.any():
+        return 0.0
+    took_ns = activities.end_ns[rows] - activities.start_ns[rows]
+    is_lost = ~is_launched & ~are_launched_earlier(trace)[rows]
+    is_lost &= incomplete.index_at(activities.start_ns[rows]) == UNKNOWN
+    return float(took_ns[is_lost].sum() / max(1, took_ns.sum()))
 
 
 def _count_late_starts(trace: Trace, process: int) -> int:

@@ -184,6 +184,8 @@ class _Builder:
         events, backward = device_events(self.trace, self.process, self.steps, self.phases, communicating, computing)
         if self.recording.clocks_disagree:
             events = replace(events, launch_ns=np.full(len(events), NO_TIME))
+        if self.recording.lacks_calls:
+            events, backward = replace(events, phase=np.full(len(events), UNKNOWN)), "none"
         device_of = self.trace.activities.device[events.activity]
         result = []
         for device in sorted({device for device, *_ in self.launches}):

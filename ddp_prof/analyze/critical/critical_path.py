@@ -28,6 +28,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.recording import LOST_CALLS
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS, Work
 from ddp_prof.analyze.critical.hardware_queue import find_held_ns
 from ddp_prof.analyze.critical.replay import (
@@ -272,6 +273,8 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
     if (unknown := why_unknown(rank)) in NOT_TIMED:  # what the step waited for is not in the trace
         reason = unknown
+    if rank.recording.lacks_calls:
+        reason = LOST_CALLS
     if on_host:
         reason = reason or why_unknown(rank) or NO_HOST_PATH
     if reason:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
-from ddp_prof.analyze.core.recording import CLOCKS, UNITS, Recording
+from ddp_prof.analyze.core.recording import CLOCKS, LOST_CALLS, UNITS, Recording
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
-from ddp_prof.table import UNKNOWN
+from ddp_prof.table import UNKNOWN, select
 from ddp_prof.trace import Kind, Trace
 from tests.drawing import column, draw_trace
 from tests.measuring import collectives_of
@@ -628,3 +628,37 @@ def one_rank(trace: Trace) -> RankOverlap:
 def test_a_doubt_about_clocks_is_said_once() -> None:
     warnings = measure_overlap(launching(shifted(TestClocksThatDisagree.SOUND, -500))).warnings
     assert sum(CLOCKS in warning for warning in warnings) == 1
+
+
+class TestCallsOfAThread:
+    """They were lost, and the work that they launched was not."""
+
+    TRACE = draw_trace(
+        ranges=[(f"step {step}", "." * 10 * step + "##########") for step in range(3)]
+        + [("backward", "...####......####......####...")],
+        launches={
+            "main": "a.......h.b.......i.c.......k.",
+            "autograd": "....dN........eM........fO....",
+        },
+        streams={7: ".aaa.dd..h.bbb.ee..i.ccc.ff..k", 9: "......NN........MM........OO.."},
+    )
+
+    @pytest.mark.parametrize(
+        ("lost", "windows", "tails"),
+        [
+            ("", [9, 9, 9], [1, 1, 1]),
+            ("ahbick", [None] * 3, [None] * 3),  # windows were from the first to the last work of the other thread
+            ("def", [None] * 3, [None] * 3),  # only what the main thread launched seemed to be backward
+        ],
+    )
+    def test_what_a_step_launched_is_not_known(
+        self, lost: str, windows: list[int | None], tails: list[int | None]
+    ) -> None:
+        calls = self.TRACE.calls
+        kept = select(calls, ~np.isin(calls.correlation, [*map(ord, lost)]))
+        trace = replace(self.TRACE, calls=kept, is_launch=None, launching_calls=None, has_ambiguous_launch=None)
+        rank, overlap = one_rank(trace), measure_overlap(trace)
+        assert [step.window_ns for step in rank.steps] == windows
+        assert [step.tail_ns for step in rank.steps] == tails
+        assert [(step.comm_ns, step.overlapped_ns) for step in rank.steps] == [(2, 1)] * 3
+        assert (rank.backward_overlapped_ns is None) is (LOST_CALLS in overlap.warnings) is bool(lost)
