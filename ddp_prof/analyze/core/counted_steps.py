@@ -58,7 +58,7 @@ def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEven
         rank,
         events=replace(events, step=take_or_unknown(renumbered, events.step)),
         steps=select(rank.steps, measured),
-        is_followed=np.append(measured[1:], False)[measured],
+        is_followed=(rank.is_followed & np.append(measured[1:], False))[measured],
         warmup_steps=int(rank.steps.warmup.sum()),
         incomplete_steps=int((is_incomplete & ~rank.steps.warmup).sum()),
         own_keys=rank.steps.keys[measured] if is_incomplete.any() else None,

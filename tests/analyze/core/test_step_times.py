@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -135,6 +136,34 @@ def test_the_period_after_which_warm_up_follows_is_no_length() -> None:
     rank = rank_of(trace)
     assert (rank.clock, [step.step for step in rank.steps]) == ("device", [0, 2, 3])
     assert lengths_of(trace) == [None, 4, None]
+
+
+@pytest.mark.parametrize(
+    ("launches", "lengths"),
+    [
+        ("a...b...c...d...e", [4, None, 4, None]),  # a step whose range was lost, or a validation
+        ("a...b.......d...e", [4, 8, 4, None]),
+    ],
+)
+def test_nor_is_one_in_which_as_much_as_a_step_was_launched_in_no_step(
+    launches: str, lengths: list[int | None]
+) -> None:
+    """Without numbers that tell that a step is missing, the step before it seemed to take twice as long."""
+    ranges = [("train_step", "." * (4 * at) + "####") for at in (0, 1, 3, 4)]
+    work = "....aaaabbbbccccddddeeee....".replace("c", "c" if "c" in launches else ".")
+    trace = draw_trace(ranges=ranges, launches={"main": launches}, streams={7: work})
+    assert (rank_of(trace).clock, lengths_of(trace)) == ("device", lengths)
+
+
+def test_a_step_that_the_next_one_did_not_follow_has_no_length_although_another_step_is_left_out() -> None:
+    """Of step 1 no launch was recorded, and steps 3 to 6 were not recorded at all."""
+    ranges = {f"step {number}": "." * 4 * at + "####" for at, number in enumerate((0, 1, 2, 7, 8))}
+    trace = draw_trace(
+        ranges=ranges, launches={"main": "a.......c...d...e"}, streams={7: "....aaaa....ccccddddeeee...."}
+    )
+    trace = replace(trace, is_launch=np.ones(len(trace.calls), np.bool_))
+    assert [step.step for step in rank_of(trace).steps] == [0, 2, 7, 8]
+    assert lengths_of(trace) == [None, None, 4, None]
 
 
 def test_that_windows_overlap_is_said_where_they_could_be_summed() -> None:
