@@ -57,6 +57,7 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         for rule in ("_hold_no_operator", "_lack_collectives", "_lack_phases"):
             patch.setattr(counted_steps, rule, lambda rank: np.zeros(len(rank.steps), np.bool_))
         patch.setattr(enrich, "_run_on_beside_the_next", lambda *_: np.empty(0, np.int64))
+        patch.setattr(recording, "_measure_unlaunched", lambda *_: 0.0)
         # Where no copy is left of calls for copies, those may have taken any time: core/test_blocking.py has a test.
         patch.setattr(RankEvents, "lacks_copies", False)
         # Where most kernels take no time, what they hide is not known: test_unknown_work.py.

@@ -116,7 +116,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
             "during forward, in transfer: all of that in the only broadcast (61 MiB, embedding, norm).",
         ),
         ({"why": "queued", "when": "backward", "is_last": False, "bucket": 3}, "of that in bucket 3 (of 0 to 7, "),
-        ({"when": "unknown"}, "see --step-range and --backward-range"),
+        ({"when": "unknown"}, "see the notes, --step-range and --backward-range"),
     ],
 )
 def test_the_headline_says_what_to_do(change: dict[str, object], words: str) -> None:

@@ -112,7 +112,7 @@ _MOST_COMPARED = 64
 
 MICROSECOND_NS = 1000
 
-MOST_UNLAUNCHED = 0.05
+MOST_UNLAUNCHED = 0.1
 """Largest fraction of the time of compute without a recorded call with which steps are known by what they launched."""
 
 MOST_NAMED = 8
@@ -728,6 +728,7 @@ def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints
     named = ((index, name) for index, name in enumerate(trace.names) if name == GROUP_END or NCCL_RANGE.match(name))
     name_of |= dict(named)
     mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, list(name_of))
+    mine &= spans.end_ns > spans.start_ns  # else its end is not known, nor what was launched in it
     rows = np.flatnonzero(mine)
     rows = rows[steps.index_at(spans.start_ns[rows]) != UNKNOWN]
     silent = np.zeros(len(steps), np.int64)

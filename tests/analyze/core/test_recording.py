@@ -456,6 +456,20 @@ class TestStepsThatLostTheirCallsToo:
                 "nothing was launched that is known to communicate"
             )
 
+    def test_ranges_whose_ends_were_lost_do_not_tell_that_a_collective_was(self) -> None:
+        """That of the last range, as torch.profiler wrote 0 for the durations of what began late."""
+        steps = {f"step {number}": "." * 10 * number + "#" * 10 for number in range(3)}
+        launches = "a.N..O....b.M..L....c.P..Q...."
+        trace = draw_trace(
+            ranges=[*steps.items(), ("nccl:all_reduce", "..##.##..." * 3)],
+            launches={"main": launches},
+            streams={7: launches},
+        )
+        spans = trace.spans
+        is_lost = (spans.start_ns >= 25) & (spans.end_ns - spans.start_ns == 2)
+        damaged = replace(spans, end_ns=np.where(is_lost, spans.start_ns, spans.end_ns))
+        assert steps_of(launching(replace(trace, spans=damaged))) == [0, 1, 2]
+
     def test_steps_of_which_work_alone_was_lost_are_not_what_others_are_compared_with(self) -> None:
         trace = draw_trace(
             ranges={f"step {number}": "." * 8 * number + "########" for number in range(6)},
