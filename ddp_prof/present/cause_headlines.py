@@ -192,11 +192,12 @@ def _exposure_kind(cause: RootCause) -> str:
 def exposed_words(collective: Collective) -> str:
     """Return when and why most of a collective's exposed time is exposed; ``all hidden`` if none is.
 
-    Its exposed time may all be counted with another collective, which runs at the same time.
+    Time that several collectives share is counted with one of them; of the others it is not known here whether compute
+    hides it.
     """
     if not collective.exposed_by:
         is_hidden = collective.overlapped_ns >= collective.duration_ns
-        return "all hidden" if is_hidden else "counted with another collective"
+        return "all hidden" if is_hidden else "hidden, or counted with another collective"
     most = max(collective.exposed_by, key=lambda part: part.ns)
     why = WHY[most.why]
     if most.why == TRANSFER and collective.exposed_wait_ns is None:
