@@ -70,6 +70,18 @@ def test_on_paper_a_page_is_as_wide_as_on_the_screen_and_has_no_controls(visit: 
         visit.leave_paper()
 
 
+def test_only_what_is_wider_than_a_narrow_page_says_that_one_can_scroll(visit: Visit, two_runs: Path) -> None:
+    """'scroll sideways to see all' was above each table, however narrow."""
+    visit.resize(768, 1024)
+    for name, kinds in (("naive-kernels", {True, False}), ("index", {True, False}), ("naive", {False})):
+        visit.go((two_runs / f"{name}.html").as_uri())
+        places = ".scroll, .wide, .below"
+        overflow = visit.each(places, "(each) => each.scrollWidth > each.clientWidth")
+        hint = visit.each(places, "(each) => getComputedStyle(each, '::before').content.includes('scroll')")
+        assert hint == overflow
+        assert set(hint) == kinds, name
+
+
 def has_one_title(visit: Visit) -> bool:
     """One, that a tab of the browser can show."""
     return visit.count("h1") == 1 and len(visit.title) < 80

@@ -82,7 +82,7 @@ def write_page(
             empty), and ``page`` (``timeline``, ``why`` or ``kernels`` of the same run, else empty).
         figures: Figures for the template, by name, in the light theme.
         css: Added to the style of all pages.
-        scripts: JavaScript modules beside the one that draws figures; see :mod:`~ddp_prof.present.html.scripts`.
+        scripts: JavaScript modules beside those of all pages; see :mod:`~ddp_prof.present.html.scripts`.
         shared_plotly: Whether plotly.js is a file beside the page, not a part of the page.
         late_plotly: Whether plotly.js does not start when the page is loaded: the element ``plotly`` then only holds
             its text or file name, and a script of the page starts it.
@@ -90,7 +90,7 @@ def write_page(
     from plotly.offline import get_plotlyjs
 
     plotly = "" if shared_plotly else _without_loader(get_plotlyjs())
-    script = page_script("html/assets/draw.js", *scripts)
+    script = page_script("html/assets/draw.js", "html/assets/sideways.js", *scripts)
     # The template is rendered piece by piece, because a page may have many megabytes.
     stream = _environment().get_template(template).stream(
         values,

@@ -11,9 +11,9 @@ from ddp_prof.present.html import scripts
 
 PRESENT = Path(scripts.__file__).parents[1]
 ENTRIES = [
-    ("html/assets/draw.js", "timeline/assets/view/start.js"),
-    ("html/assets/draw.js", "html/assets/tables.js", "html/assets/why.js"),
-    ("html/assets/draw.js", "html/assets/tables.js", "html/assets/kernels.js"),
+    ("html/assets/draw.js", "html/assets/sideways.js", "timeline/assets/view/start.js"),
+    ("html/assets/draw.js", "html/assets/sideways.js", "html/assets/tables.js", "html/assets/why.js"),
+    ("html/assets/draw.js", "html/assets/sideways.js", "html/assets/tables.js", "html/assets/kernels.js"),
 ]
 DECLARED = re.compile(r"^(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
 
