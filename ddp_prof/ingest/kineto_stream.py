@@ -44,10 +44,10 @@ from ddp_prof.ingest.kineto_document import (
     refuse_unwritten,
 )
 
-PART_BYTES = 1 << 21
+PART_BYTES = 1 << 20
 """Number of bytes that are read for a part."""
-_WINDOW = 1 << 16
-"""Number of bytes at the end of a text that nearly always hold the end of an event."""
+_NEAR, _WINDOW = 1 << 12, 1 << 16
+"""Numbers of bytes at the end of a text that often, and nearly always, hold the end of an event."""
 _MOST_TRIES = 8
 """Most positions of each kind that are tried as the end of a part."""
 _MOST_PARTS = 4
@@ -166,6 +166,7 @@ class _Stream:
     def _decode_head(self, text: bytearray) -> Header | None:
         """Return the header in the text before the events; ``None`` if the document is a bare list of events."""
         self._count(text, _count_objects(text))
+        self._count_keys(text)
         if text.lstrip() == b"[":
             return None
         _refuse_escaped_keys(text)
@@ -204,6 +205,7 @@ class _Stream:
         ``is_bare``: whether the document is a bare list of events, so that no header follows.
         """
         self._count(text, _count_objects(text))
+        self._count_keys(text)
         # The whole document has been counted: refuse repeated keys, and too many objects.
         if any(count > 1 for count in self._keys.values()):
             raise _NotInPartsError
@@ -233,9 +235,12 @@ class _Stream:
         self._add(events)
 
     def _count(self, text: bytes | bytearray, objects: int) -> None:
-        """Add a text to the numbers of bytes, of objects, and of keys that must occur once."""
+        """Add a text to the numbers of bytes and of objects."""
         self._bytes += len(text)
         self._objects += objects
+
+    def _count_keys(self, text: bytes | bytearray) -> None:
+        """Count the keys that must occur once; a part needs no look, as whole events hold no key of the document."""
         for key in ONCE:
             self._keys[key] += count_key(key, text)
 
@@ -257,12 +262,13 @@ def _commas_between_events(text: bytearray) -> list[int]:
     """Return the positions of a few commas that may stand between two events, the best candidates first.
 
     A comma before ``{"ph"`` is more likely than one between any two objects, and a later comma is better than an
-    earlier one. The whole text is searched only if nothing is found near its end.
+    earlier one. More of the text is searched only if nothing is found near its end.
     """
     places: dict[int, None] = {}  # an ordered set
-    for start in (max(0, len(text) - _WINDOW), 0):
-        for pattern in (_BETWEEN_EVENTS, _BETWEEN_OBJECTS):
-            ends = [found.end() - 1 for found in pattern.finditer(text, start)]
+    both = (_BETWEEN_EVENTS, _BETWEEN_OBJECTS)
+    for length, patterns in ((_NEAR, (_BETWEEN_EVENTS,)), (_WINDOW, both), (len(text), both)):
+        for pattern in patterns:
+            ends = [found.end() - 1 for found in pattern.finditer(text, max(0, len(text) - length))]
             places |= dict.fromkeys(ends[-_MOST_TRIES:][::-1])
         if places:
             break
