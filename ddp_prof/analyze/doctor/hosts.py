@@ -68,7 +68,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "host synchronization in backward",
         f"The host waited for the device {times} between the start of backward and its last collective, "
-        f" {milliseconds(wait)} in a typical step, in which the stream of compute idles for "
+        f"{milliseconds(wait)} in a typical step, in which the stream of compute idles for "
         f"{milliseconds(bare)}.",
         "Move .item(), .cpu(), print and torch.cuda.synchronize() out of backward and its hooks.",
         tuple(name for name, *_ in found),

@@ -124,8 +124,11 @@ def test_every_rule_has_a_run_with_its_fault() -> None:
 @pytest.mark.parametrize("rule", FAULTY)
 def test_it_names_its_fault_and_its_advice_stands_alone(rule: str) -> None:
     """The line ``change`` of a summary shows the advice without the evidence: it was *Launch them with async_op*."""
-    (advice,) = [one.advice for one in FAULTY[rule]().findings if one.rule == rule]
-    assert not {"it", "they", "them"} & {*advice.lower().split()[:3]}
+    (found,) = [one for one in FAULTY[rule]().findings if one.rule == rule]
+    assert not {"it", "they", "them"} & {*found.advice.lower().split()[:3]}
+    for text in (found.evidence, found.advice):
+        assert "  " not in text
+        assert text.endswith(".")
 
 
 def test_sound_runs_are_judged_by_every_rule_and_blamed_by_none() -> None:
