@@ -150,7 +150,7 @@ class Session:
             if not is_kept:
                 decided = sum(not verdict.is_open for verdict in verdicts)
                 waits = number < LEAST_PAIRS and decided < len(verdicts)
-                waiting = f"; a verdict needs {LEAST_PAIRS} pairs of runs" if waits else ""
+                waiting = f"; a verdict needs {LEAST_PAIRS} pairs" if waits else ""
                 self._report(f"round {number}: {decided} of {len(verdicts)} decided{waiting}")
         return Tuning(self.program, tuple(verdicts), tuple(self.trials), self.limits, ended)
 

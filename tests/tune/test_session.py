@@ -91,7 +91,7 @@ def test_a_round_after_which_nothing_is_open_announces_no_verdicts() -> None:
     store = NoStore(Path("none.db"), PROGRAM, tries, Path("/"))
     Session(PROGRAM, tries, program, store, Limits(), {}, said.append).run()
     assert [line for line in said if "decided" in line] == [
-        "round 1: 0 of 1 decided; a verdict needs 6 pairs of runs",
+        "round 1: 0 of 1 decided; a verdict needs 6 pairs",
         "round 2: 1 of 1 decided",
     ]
 
