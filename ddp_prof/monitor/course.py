@@ -42,7 +42,10 @@ FIGURES = {
 LEAST = 3
 """Smallest number of measurements on each side of a change, and of consecutive ones that name the same late rank."""
 LEAST_IN_ALL = 14
-"""With fewer measurements and all figures varying, no course is rare enough for the rule to find a change."""
+"""With fewer measurements hardly any course is rare enough for the rule to find a change.
+
+If a single figure varies, 11 can show one.
+"""
 CHANCE = 0.01
 """The probability of a change in any of a job's figures where there is none."""
 _SHUFFLES = 999

@@ -102,7 +102,8 @@ def sentences(
         yield f"rank {one.rank} is late {where}: by {milliseconds(one.lag_ns)} in the median"
     if not changes and not late:
         if len(records) < LEAST_IN_ALL:
-            yield f"{count_noun(len(records), 'measurement')}: too few to tell a change ({LEAST_IN_ALL} are needed)"
+            few = count_noun(len(records), "measurement")
+            yield f"no change found in {few}: fewer than {LEAST_IN_ALL} rarely show one"
         else:
             yield f"no change found in {count_noun(len(records), 'measurement')}, and no rank that stays late"
 
