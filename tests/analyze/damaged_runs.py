@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze import why_unknown
 from ddp_prof.analyze.core import counted_steps, recording
+from ddp_prof.analyze.core.call_numbers import StepNumbers
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.ingest import collectives, enrich
 from ddp_prof.ingest.load import load_trace
@@ -50,6 +51,7 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
         patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
         # Reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
+        patch.setattr(StepNumbers, "is_whole", lambda *_, **__: False)
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(recording, rule, lambda *_: False)
         patch.setattr(recording, "_count_silent_ranges", lambda _, __, steps: (np.zeros(len(steps), np.int64),) * 2)

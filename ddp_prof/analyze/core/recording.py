@@ -20,7 +20,8 @@ without launches and has fewer than any other, or it has fewer than any other an
 of its calls and is that of none, or it is the first or the last one and launches much less than the others, which
 launch the same, or it lacks some of what most steps launch, where the numbers of its calls jump as far as over it in
 those steps; or if it has fewer nodes of CUDA graphs than most steps that launch as much; or if nothing that
-communicates was launched in a range of a collective, although it is in most ranges of that name.
+communicates was launched in a range of a collective, although it is in most ranges of that name. A step that launches less than others, or nothing, is complete all the same if the numbers
+of its calls tell that none was lost, see :mod:`.call_numbers`.
 
 *One clock.* Nothing begins before it is launched, a host that waits for work does not return before its end, and some
 of what follows idle time of its device begins soon after its launch. If the times contradict this beyond a few
@@ -30,10 +31,13 @@ start of each launch counts as unknown. Figures that need only the device's cloc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 
+from ddp_prof.analyze.core.call_numbers import StepNumbers, find_step_numbers
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.columns import by_number
 from ddp_prof.communication import NCCL_RANGE
@@ -358,13 +362,15 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     if is_timeless.all():  # the profiler tells no durations of these kernels, or it damaged some in each step
         is_timeless = _are_launched_in(trace, _that_usually_last(trace, timeless, process), steps)
     step_launches = _count(of_launches, len(steps))
-    is_silent = _find_silent_steps(trace, process, steps, step_launches)
+    numbers = cache(partial(find_step_numbers, trace, process, steps, step_launches))
+    is_silent = _find_silent_steps(trace, process, steps, step_launches, numbers)
     launch_ns = np.sort(trace.calls.start_ns[mine], kind="stable")  # nearly in order
-    is_partial = _find_partial_steps(launch_ns, steps, phases, step_launches, is_silent)
+    is_partial = _find_partial_steps(launch_ns, steps, phases, step_launches, is_silent, numbers)
     collective_ns = _launches_of_collectives(trace, process)
     step_collectives = _count(steps.index_at(collective_ns), len(steps))
     step_ends = _count_launches_behind_collectives(launch_ns, collective_ns, steps)
-    is_partial |= _are_cut_off(step_launches, step_collectives, step_ends, _measure_reach(launch_ns, steps))
+    reaches = _measure_reach(launch_ns, steps)
+    is_partial |= _are_cut_off(step_launches, step_collectives, step_ends, reaches, numbers)
     is_partial |= _lack_calls(trace, process, steps, step_launches)
     is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
     step_ranges, step_silent_ranges = _count_silent_ranges(trace, process, steps)
@@ -479,18 +485,45 @@ def _count(step: Ints, steps: int) -> Ints:
     return np.bincount(step[step != UNKNOWN], minlength=steps).astype(np.int64)
 
 
-def _find_silent_steps(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
-    """Return which steps launched nothing, although some step launched a kernel or a graph."""
+def _find_silent_steps(
+    trace: Trace, process: int, steps: Steps, step_launches: Ints, numbers: Callable[[], StepNumbers]
+) -> Mask:
+    """Return which steps seem to have lost all launches, since some step launched a kernel or a graph."""
     is_silent: Mask = step_launches == 0
     if not is_silent.any() or is_silent.all():
         return np.zeros(len(steps), np.bool_)
     # Other work may have been launched, such as copies.
     launching = trace.launching_calls[(trace.activities.process == process) & (trace.launching_calls != UNKNOWN)]
     is_silent &= _count(steps.index_at(trace.calls.start_ns[launching]), len(steps)) == 0
-    return is_silent
+    return _lack_numbers(is_silent, step_launches, numbers)
 
 
-def _find_partial_steps(launch_ns: Ints, steps: Steps, phases: Phases, step_launches: Ints, is_silent: Mask) -> Mask:
+def _lack_numbers(
+    asked: Mask, step_launches: Ints, numbers: Callable[[], StepNumbers], *, if_unclear: bool = True
+) -> Mask:
+    """Return which of the steps ``asked``, which launch less than others, may have lost calls, as their numbers tell.
+
+    A program may launch less by itself, as where a batch is skipped, or a step of the optimizer. ``if_unclear`` is what
+    counts where the numbers of calls before and behind the step are known, and do not tell.
+    """
+    rows, others = np.flatnonzero(asked), np.flatnonzero(~asked & (step_launches > 0))
+    found: Mask = asked.copy()
+    if len(rows) and len(others):
+        fewest = int(step_launches[others].min())
+        for row in rows.tolist():
+            lack = fewest - int(step_launches[row])
+            found[row] = not numbers().is_whole(row, others, lack, if_unclear=not if_unclear)
+    return found
+
+
+def _find_partial_steps(
+    launch_ns: Ints,
+    steps: Steps,
+    phases: Phases,
+    step_launches: Ints,
+    is_silent: Mask,
+    numbers: Callable[[], StepNumbers],
+) -> Mask:
     """Return which steps seem to lack a part of their calls.
 
     ``launch_ns`` are the sorted times of all launches. Silent steps, and those of which this is asked, are not compared
@@ -511,9 +544,10 @@ def _find_partial_steps(launch_ns: Ints, steps: Steps, phases: Phases, step_laun
         rows = np.flatnonzero((phases.kind == kind) & (of_phase != UNKNOWN))
         rows = rows[~is_silent[of_phase[rows]]]
         asked = np.unique(of_phase[rows])
-        idle = asked[np.bincount(of_phase[rows], within[rows], len(steps))[asked] == 0]
+        in_phase = np.bincount(of_phase[rows], within[rows], len(steps))[asked]
+        idle, busy = asked[in_phase == 0], asked[in_phase > 0]
         if len(idle) == 1 and len(asked) > LEAST_ALIKE:
-            is_partial[idle] = True
+            is_partial[idle] = not numbers().is_whole(int(idle[0]), busy, int(in_phase[in_phase > 0].min()))
     return is_partial
 
 
@@ -529,7 +563,13 @@ def _measure_reach(launch_ns: Ints, steps: Steps) -> tuple[Floats, Floats]:
     return np.where(has_some, from_end, 0.0), np.where(has_some, from_start, 0.0)
 
 
-def _are_cut_off(step_launches: Ints, step_collectives: Ints, step_ends: Ints, reaches: tuple[Floats, Floats]) -> Mask:
+def _are_cut_off(
+    step_launches: Ints,
+    step_collectives: Ints,
+    step_ends: Ints,
+    reaches: tuple[Floats, Floats],
+    numbers: Callable[[], StepNumbers],
+) -> Mask:
     """Return which of the first and the last step seem to be cut off by the recording's begin or end.
 
     All other steps, more than :data:`LEAST_ALIKE`, launch the same number of collectives or of all work. Steps of
@@ -547,7 +587,7 @@ def _are_cut_off(step_launches: Ints, step_collectives: Ints, step_ends: Ints, r
             is_alike = len(distinct(launches)) == len(distinct(collectives)) == 1 and far.min() > LEAST_REACH
             if is_alike and 0 < step_launches[step] < CUT_SHARE * launches[0]:
                 is_cut[step] = reach[step] < SHORT_OF * far.min()
-        return is_cut
+        return _lack_numbers(is_cut, step_launches, numbers, if_unclear=False)
     ends = step_ends[1:]
     ends_as_others = ends.min() == ends.max() > 0
     for step in (0,) if ends_as_others else (0, len(step_launches) - 1):
@@ -555,7 +595,7 @@ def _are_cut_off(step_launches: Ints, step_collectives: Ints, step_ends: Ints, r
         if 0 < step_launches[step] < CUT_SHARE * launches.min():
             lacks_some = collectives.min() == collectives.max() > step_collectives[step]
             is_cut[step] = lacks_some or launches.min() == launches.max()
-    return is_cut
+    return _lack_numbers(is_cut, step_launches, numbers, if_unclear=False)
 
 
 def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:

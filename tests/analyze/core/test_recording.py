@@ -320,6 +320,42 @@ class TestStepsThatLostTheirCallsToo:
     @pytest.mark.parametrize(
         ("launches", "counted"),
         [
+            ("ab......cd..............ef......gh......ij......", [0, 1, 2, 3, 4, 5]),  # a batch is skipped
+            ("ab......cd..............gh......ij......kl......", [0, 1, 3, 4, 5]),  # e and f are lost
+            ("ABC.....DEF.............GIJ.....KLM.....NOP.....QST.....", [0, 1, 2, 3, 4, 5, 6]),  # H, R: other calls
+            ("ABC.....D.......EFG.....HIJ.....KLM.....NOP.....QRS.....", [0, 1, 2, 3, 4, 5, 6]),
+            ("........ab......cd......ef......gh......ij......", [1, 2, 3, 4, 5]),  # nothing tells when it began
+            ("a.......bcd.....efg.....hij.....klm.....nop.....", [0, 1, 2, 3, 4, 5]),  # without an optimizer
+            ("..c.....def.....ghi.....jkl.....mno.....pqr.....", [1, 2, 3, 4, 5]),  # a and b are lost
+            ("abc.....def.....ghi.....jkl.....mno.....p.......q", [0, 1, 2, 3, 4, 5]),  # an evaluation
+            ("abc.....def.....ghi.....jkl.....mno.....p.......s", [0, 1, 2, 3, 4]),  # q and r are lost
+            ("a.b...c.d.e...f.g.h...i.j.k...l.m.n...o.p.......", [0, 1, 2, 3, 4]),  # so they may be
+        ],
+    )
+    def test_a_step_that_launches_less_counts_if_no_numbers_of_calls_are_missing(
+        self, launches: str, counted: list[int]
+    ) -> None:
+        """It was left out: a batch that was skipped, a first step without an optimizer, an evaluation in the last."""
+        steps = {f"step {number}": "." * 8 * number + "########" for number in range(len(launches) // 8)}
+        trace = draw_trace(ranges=steps, launches={"main": launches}, streams={7: launches})
+        assert steps_of(launching(trace)) == counted
+
+    @pytest.mark.parametrize(
+        ("launches", "counted"),
+        [
+            ("ab..cd..ef..gh..ij......kl..mn..op..qr..", [0, 1, 2, 3, 4]),  # its gradients overflowed
+            ("ab..cd..ef..gh..ij......mn..op..qr..st..", [0, 1, 3, 4]),  # k and l are lost
+        ],
+    )
+    def test_nor_does_an_optimizer_that_steps_over_a_step(self, launches: str, counted: list[int]) -> None:
+        steps = {f"step {number}": "." * 8 * number + "########" for number in range(5)}
+        ranges = steps | {"optimizer": "....####" * 5}
+        trace = draw_trace(ranges=ranges, launches={"main": launches}, streams={7: launches})
+        assert steps_of(launching(trace)) == counted
+
+    @pytest.mark.parametrize(
+        ("launches", "counted"),
+        [
             ("a.....f.b.....g.c.......d.....h.e.....i.", [0, 1, 3, 4]),
             ("a.....f.b.....g.c.......d.....h.e.......", [0, 1, 2, 3, 4]),  # as where gradients are accumulated
         ],

@@ -1,0 +1,102 @@
+"""What the numbers of calls tell about steps that launch less than others: whether calls of theirs were lost.
+
+A process numbers its calls in order. Some numbers are of calls that no profiler records, about as many for each call
+that it does record. A step that launches less by itself uses up fewer of these; one that lost calls lacks their numbers
+as well::
+
+    numbers of a step                1a .2 3b .4 5c .6 7d .8      four of eight are not recorded
+    of one that launches half        9a .10 11b .12               two are not
+    of one that lost c and d         13a .14 15b .16 .17 .18 .19 .20      six are not
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.table import UNKNOWN, Ints, Mask
+from ddp_prof.trace import Trace, numbers_grow
+
+_SOON = 2
+"""A step's first call comes soon after its start if it does so within this many times the median of other steps."""
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """Numbers of the steps of a process that no recorded call has.
+
+    Attributes:
+        launches: Number of launches of each step.
+        missing: By whether they are counted from the step's own first call, and up to its own last call (else from the
+            last call before the step, and up to the first one behind it): how many of each step, ``UNKNOWN`` if that
+            call was not recorded.
+        begins_soon, ends_soon: Whether the first call of each step comes as soon after its start as in other steps, and
+            the last one before its end.
+    """
+
+    launches: Ints
+    missing: dict[tuple[bool, bool], Ints]
+    begins_soon: Mask
+    ends_soon: Mask
+
+    def is_whole(self, step: int, others: Ints, lack: int, *, if_unclear: bool = False) -> bool:
+        """Return whether a step lost no calls, as its numbers tell, though it launches ``lack`` less than each other.
+
+        ``others`` are the steps that launch more. If the numbers that they use up differ by more than such losses would
+        make, the result is ``if_unclear``.
+        """
+        fewest = int(self.launches[others].min(initial=np.iinfo(np.int64).max))
+        from_own = self.missing[False, True][step] == UNKNOWN and bool(self.begins_soon[step])
+        to_own = self.missing[True, False][step] == UNKNOWN and bool(self.ends_soon[step])
+        missing = self.missing[from_own, to_own]
+        others = others[missing[others] != UNKNOWN]
+        if lack <= 0 or missing[step] == UNKNOWN or not len(others):
+            return False
+        is_apart = np.abs(others - step) > 1  # what was lost between two steps is missing in both
+        usual = missing[others[is_apart] if is_apart.any() else others]
+        least, most = int(usual.min()), int(usual.max())
+        by_itself, with_losses = least * max(0, fewest - lack) / fewest, least + lack
+        if most - least > with_losses - by_itself:
+            return if_unclear
+        return bool(missing[step] < (by_itself + with_losses) / 2)
+
+
+def find_step_numbers(trace: Trace, process: int, steps: Steps, launches: Ints) -> StepNumbers:
+    """Return which numbers of the steps of a process no recorded call has; ``launches`` is how many each launches."""
+    calls = trace.calls
+    rows = np.flatnonzero((calls.process == process) & (calls.correlation != UNKNOWN))
+    if not numbers_grow(calls):
+        rows = rows[:0]
+    _, once = np.unique(calls.correlation[rows], return_index=True)  # a call of the driver within one of the runtime
+    rows = rows[once]
+    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
+    at_ns, number = calls.start_ns[rows], calls.correlation[rows]
+    # The largest number up to each call, and the least from it on; several threads take theirs in turns.
+    up_to, from_on = np.maximum.accumulate(number), np.minimum.accumulate(number[::-1])[::-1]
+    begun, ended = np.searchsorted(at_ns, steps.start_ns), np.searchsorted(at_ns, steps.end_ns)
+    has_some = ended > begun
+
+    def take(numbers: Ints, at: Ints, is_known: Mask) -> Ints:
+        """Return the numbers at these places; ``UNKNOWN`` where they are not known."""
+        return np.where(is_known, np.append(numbers, UNKNOWN)[np.where(is_known, at, -1)], UNKNOWN)
+
+    first = {False: take(up_to, begun - 1, begun > 0), True: take(from_on, begun, has_some)}
+    last = {False: take(from_on, ended, ended < len(number)), True: take(up_to, ended - 1, has_some)}
+    missing = {}
+    for from_own in (False, True):
+        for to_own in (False, True):
+            numbers = last[to_own] - first[from_own] + 1
+            recorded = ended - begun + (not from_own) + (not to_own)
+            is_known = (first[from_own] != UNKNOWN) & (last[to_own] != UNKNOWN)
+            missing[from_own, to_own] = np.where(is_known, np.maximum(0, numbers - recorded), UNKNOWN)
+    after_ns = np.append(at_ns, 0)[np.where(has_some, begun, -1)] - steps.start_ns
+    before_ns = steps.end_ns - np.append(at_ns, 0)[np.where(has_some, ended - 1, -1)]
+    return StepNumbers(launches, missing, _are_soon(after_ns, has_some), _are_soon(before_ns, has_some))
+
+
+def _are_soon(time_ns: Ints, is_known: Mask) -> Mask:
+    """Return which of the times are no longer than usual."""
+    found: Mask = is_known & (time_ns <= _SOON * np.median(time_ns[is_known])) if is_known.any() else is_known
+    return found
