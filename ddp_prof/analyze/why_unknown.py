@@ -111,7 +111,7 @@ def _lacks_copies_of_collectives(rank: RankEvents) -> bool:
 
     Then a range of a collective that copies alone can do holds calls for copies, and no launch of a kernel.
     """
-    if not rank.lacks_copies:
+    if not rank.lacks_all_copies:
         return False
     trace, spans, calls = rank.trace, rank.trace.spans, rank.trace.synchronizations
     may_copy = [

@@ -55,7 +55,9 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(recording, rule, lambda *_: False)
         patch.setattr(recording, "_count_silent_ranges", lambda _, __, steps: (np.zeros(len(steps), np.int64),) * 2)
-        patch.setattr(recording, "_count_lost_copies", lambda _, __, steps: (np.zeros(len(steps), np.int64), True))
+        patch.setattr(
+            recording, "_count_lost_copies", lambda _, __, steps: (np.zeros(len(steps), np.int64), True, True)
+        )
         for rule in ("_hold_no_operator", "_lack_collectives", "_lack_phases"):
             patch.setattr(counted_steps, rule, lambda rank: np.zeros(len(rank.steps), np.bool_))
         patch.setattr(enrich, "_run_on_beside_the_next", lambda *_: np.empty(0, np.int64))

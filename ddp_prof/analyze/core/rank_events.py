@@ -321,6 +321,11 @@ class RankEvents(Brief):
 
     @property
     def lacks_copies(self) -> bool:
+        """Whether so many copies were lost that no figure that needs them is known; see :attr:`.hides_copies`."""
+        return self.lacks_all_copies or self.recording.hides_copies
+
+    @property
+    def lacks_all_copies(self) -> bool:
         """Whether the process made calls that launch copies, and no copy was recorded."""
         calls, activities = self.trace.synchronizations, self.trace.activities
         is_called = np.any((calls.kind == SyncKind.COPY) & (calls.process == self.process))

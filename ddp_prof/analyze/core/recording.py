@@ -12,16 +12,18 @@ Incomplete steps are no samples: they and their events are left out, as warm-up 
     launches      a  b  c     a  b  c    a  b  c
     activities     aa bb cc        cc              only step 0 is complete
 
-A step that lost copies is not complete, either. A step that launches less, such as a micro-batch without communication,
-loses nothing and is complete. But a profiler may lose the calls, too, for example if its buffer keeps the last ones
-only. So a step is not complete, either, if no launch was recorded in it although other steps launch, or if a part of
-its launches seems to be lost: it launches nothing in a phase in which all other steps launch, or it lies beside a step
-without launches and has fewer than any other, or it has fewer than any other and work whose number lies between those
-of its calls and is that of none, or it is the first or the last one and launches much less than the others, which
-launch the same, or it lacks some of what most steps launch, where the numbers of its calls jump as far as over it in
-those steps; or if it has fewer nodes of CUDA graphs than most steps that launch as much; or if nothing that
-communicates was launched in a range of a collective, although it is in most ranges of that name. A step that launches less than others, or nothing, is complete all the same if the numbers
-of its calls tell that none was lost, see :mod:`.call_numbers`.
+A step that lost copies is not complete, either. But if most steps lost some, or all that communicate, these copies hide
+no more than the figures that need them (``hides_copies``), unless they may communicate: what communicates, and computes
+beside it, was recorded. A step that launches less, such as a micro-batch without communication, loses nothing and is
+complete. But a profiler may lose the calls, too, for example if its buffer keeps the last ones only. So a step is not
+complete, either, if no launch was recorded in it although other steps launch, or if a part of its launches seems to be
+lost: it launches nothing in a phase in which all other steps launch, or it lies beside a step without launches and has
+fewer than any other, or it has fewer than any other and work whose number lies between those of its calls and is that
+of none, or it is the first or the last one and launches much less than the others, which launch the same, or it lacks
+some of what most steps launch, where the numbers of its calls jump as far as over it in those steps; or if it has fewer
+nodes of CUDA graphs than most steps that launch as much; or if nothing that communicates was launched in a range of a
+collective, although it is in most ranges of that name. A step that launches less than others, or nothing, is complete
+all the same if the numbers of its calls tell that none was lost, see :mod:`.call_numbers`.
 
 *One clock.* Nothing begins before it is launched, a host that waits for work does not return before its end, and some
 of what follows idle time of its device begins soon after its launch. If the times contradict this beyond a few
@@ -40,7 +42,7 @@ import numpy as np
 from ddp_prof.analyze.core.call_numbers import StepNumbers, find_step_numbers
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.columns import by_number
-from ddp_prof.communication import NCCL_RANGE
+from ddp_prof.communication import DEVICE_BARRIER, NCCL_RANGE, operation_of
 from ddp_prof.notes import Doubt
 from ddp_prof.range_names import COLLECTIVES, parse_ranges
 from ddp_prof.table import (
@@ -144,7 +146,9 @@ class Recording:
         are_unnumbered: Whether launches without an activity are not lost, because activities lack their numbers.
         step_launches: Number of calls that launched something in each step.
         step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
+        step_collectives: Number of activities that communicate and were launched in each step.
         step_lost_copies: Number of calls for copies or memory sets in each step without an activity; 0 if none has one.
+        are_copies_local: Whether the copies that these calls asked for communicate with nobody.
         are_lost_alike: Whether most steps that lack the fewest launches lack those at the same places.
         are_copies_alike: The same for calls for copies.
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
@@ -169,7 +173,9 @@ class Recording:
     are_unnumbered: bool
     step_launches: Ints
     step_lost: Ints
+    step_collectives: Ints
     step_lost_copies: Ints
+    are_copies_local: bool
     are_lost_alike: bool
     are_copies_alike: bool
     is_overlong: Mask
@@ -202,10 +208,26 @@ class Recording:
     @property
     def loses_work(self) -> bool:
         """Whether the profiler lost work: activities alone, or with the calls that launched them."""
-        return bool(self.lost or self.lacks_copies.any() or self.is_silent.any() or self.is_partial.any())
+        return bool(self.lost or self._loses_copies.any() or self.is_silent.any() or self.is_partial.any())
 
     @property
     def lacks_copies(self) -> Mask:
+        """For each step, whether it is incomplete because copies of it were lost."""
+        return self._loses_copies & (not self.hides_copies)
+
+    @property
+    def hides_copies(self) -> bool:
+        """Whether steps that lost copies alone count, without the figures that need these.
+
+        That is so if most steps that are not damaged otherwise lost some, or all of them that communicate.
+        """
+        asked = ~(self._has_other_damage | (self.step_lost > self.always_lost))
+        loses, communicates = self._loses_copies & asked, asked & (self.step_collectives > 0)
+        are_most = 2 * loses.sum() > asked.sum() or (communicates.any() and loses[communicates].all())
+        return bool(self.are_copies_local and loses.any() and are_most)
+
+    @property
+    def _loses_copies(self) -> Mask:
         """For each step, whether copies of it were lost: any, unless most lost as many as the step that lost fewest.
 
         Some calls may make no copy in any step, such as those of 0 bytes.
@@ -224,6 +246,7 @@ class Recording:
     def is_incomplete(self) -> Mask:
         """For each step, whether it was not recorded completely."""
         found: Mask = (self.step_lost > self.always_lost) | self._has_other_damage | self.are_most_overlong
+        found |= self.lacks_copies
         return found
 
     @property
@@ -239,7 +262,7 @@ class Recording:
     @property
     def _has_other_damage(self) -> Mask:
         """For each step, whether it is incomplete for another reason than lost activities."""
-        found: Mask = self.is_overlong | self.is_timeless | self.is_silent | self.is_partial | self.lacks_copies
+        found: Mask = self.is_overlong | self.is_timeless | self.is_silent | self.is_partial
         return found
 
     @property
@@ -260,7 +283,7 @@ class Recording:
     def notes(self, names: list[str]) -> tuple[str, ...]:
         """Return a doubt for each kind of damage; ``names`` are the names of the steps."""
         notes, is_incomplete = [], self.is_incomplete
-        is_lost = (self.step_lost > self.always_lost) & (self.lacks_copies | ~self._has_other_damage)
+        is_lost = (self.step_lost > self.always_lost) & (self._loses_copies | ~self._has_other_damage)
         why = " with their number" if self.are_unnumbered else ", which the profiler lost"
         if is_lost.any():
             launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
@@ -273,12 +296,14 @@ class Recording:
             do, each = ("counts", "it") if counts.sum() == 1 else ("count", "each of them")
             lack = "1 launch has" if always == 1 else f"{always:,} launches have"
             notes.append(f"{name_steps(names, counts)} {do}, although {lack} no activity in {each}")
-        if self.lacks_copies.any():
-            which, of_them = name_steps(names, self.lacks_copies), self.step_lost_copies[self.lacks_copies]
-            count = int(of_them.sum())
+        if (loses := self._loses_copies).any():
+            which, count = name_steps(names, loses), int(self.step_lost_copies[loses].sum())
             calls = "a call that copies or sets memory has"
             calls = calls if count == 1 else f"{count:,} calls that copy or set memory have"
-            notes.append(f"{which} left out: {calls} no activity there{why}")
+            if self.hides_copies:
+                notes.append(f"{which}: {calls} no activity there{why}, so no figure that needs copies is known")
+            else:
+                notes.append(f"{which} left out: {calls} no activity there{why}")
         if self.is_overlong.any():
             which = "it" if self.is_overlong.sum() == 1 else "them"
             notes.append(
@@ -379,7 +404,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     is_partial |= _lack_launches(trace, process, steps, step_launches, step_lost)
     if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
         step_lost[:] = 0
-    step_lost_copies, are_copies_alike = _count_lost_copies(trace, process, steps)
+    step_lost_copies, are_copies_alike, are_copies_local = _count_lost_copies(trace, process, steps)
     launched, early = _count_early_starts(trace, process)
     waits, early_waits = _count_early_waits(trace, process)
     found = Recording(
@@ -388,7 +413,9 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         are_unnumbered=are_unnumbered,
         step_launches=step_launches,
         step_lost=step_lost,
+        step_collectives=step_collectives,
         step_lost_copies=step_lost_copies,
+        are_copies_local=are_copies_local,
         are_lost_alike=_are_alike(trace.calls.start_ns[mine], trace.calls.start_ns[lost], steps),
         are_copies_alike=are_copies_alike,
         is_overlong=is_overlong,
@@ -424,9 +451,10 @@ def _are_alike(calls_ns: Ints, lost_ns: Ints, steps: Steps) -> bool:
     return bool(times.max() >= min(len(fewest), len(fewest) / 2 + 1))
 
 
-def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> tuple[Ints, bool]:
-    """Return how many calls for copies in each step have no activity with their number, and whether at equal places.
+def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> tuple[Ints, bool, bool]:
+    """Return how many calls for copies in each step have no activity with their number, and two facts about these.
 
+    These are whether they are at equal places in the steps, and whether their copies certainly communicate with nobody.
     Calls for memory sets count, too. None of either kind counts if no activity of that kind was recorded.
     """
     calls, activities = trace.synchronizations, trace.activities
@@ -439,7 +467,36 @@ def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> tuple[Ints, 
     asked = np.flatnonzero(is_in(calls.kind, recorded) & (calls.process == process) & (calls.start_ns != NO_TIME))
     lost = asked[~is_among(calls.correlation[asked], activities.correlation[mine])]
     count = _count(steps.index_at(calls.start_ns[lost]), len(steps))
-    return count, _are_alike(calls.start_ns[asked], calls.start_ns[lost], steps)
+    are_alike = _are_alike(calls.start_ns[asked], calls.start_ns[lost], steps)
+    return count, are_alike, _are_local(trace, process, calls.start_ns[lost])
+
+
+def _are_local(trace: Trace, process: int, copies_ns: Ints) -> bool:
+    """Return whether the copies that were asked for at these times communicate with nobody.
+
+    They may communicate if recorded copies do, if the process has several devices, or barriers between devices, or if
+    they were asked for in a range of a collective.
+    """
+    activities, spans = trace.activities, trace.spans
+    mine = activities.process == process
+    communicates = mine & (activities.category == Category.COMMUNICATION)
+    named = (trace.names[name_id] for name_id in distinct(activities.name_id[communicates]))
+    if (
+        len(distinct(activities.device[mine])) != 1
+        or np.any(communicates & (activities.kind == Kind.COPY))
+        or any(operation_of(name) == DEVICE_BARRIER for name in named)
+    ):
+        return False
+    rows = np.flatnonzero((spans.process == process) & is_in(spans.name_id, list(_names_of_collectives(trace))))
+    begun, ended = (np.searchsorted(np.sort(copies_ns), of[rows]) for of in (spans.start_ns, spans.end_ns))
+    return not np.any(ended > begun)
+
+
+def _names_of_collectives(trace: Trace) -> dict[int, str]:
+    """Return the names of ranges of collectives by their index; those of ddp_prof are the kinds of these ranges."""
+    found = {index: one.name for index, one in parse_ranges(trace.names, *COLLECTIVES).items()}
+    named = ((index, name) for index, name in enumerate(trace.names) if name == GROUP_END or NCCL_RANGE.match(name))
+    return found | dict(named)
 
 
 def _find_timeless(trace: Trace, process: int) -> Ints:
@@ -764,9 +821,7 @@ def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints
     None is lost if each step with ranges of that name has as many that launch nothing: the program does so.
     """
     spans = trace.spans
-    name_of = {index: one.name for index, one in parse_ranges(trace.names, *COLLECTIVES).items()}
-    named = ((index, name) for index, name in enumerate(trace.names) if name == GROUP_END or NCCL_RANGE.match(name))
-    name_of |= dict(named)
+    name_of = _names_of_collectives(trace)
     mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, list(name_of))
     mine &= spans.end_ns > spans.start_ns  # else its end is not known, nor what was launched in it
     rows = np.flatnonzero(mine)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ddp_prof.analyze.core.blocking import NO_COPIES
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
 from ddp_prof.analyze.core.recording import CLOCKS, LOST_CALLS, UNITS, Recording
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.table import UNKNOWN, select
 from ddp_prof.trace import Kind, Trace
 from tests.drawing import column, draw_trace
 from tests.measuring import collectives_of
+from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Kernel, Range, write_capture
 
 THREE_STEPS = {"step 0": "########", "step 1": "........########", "step 2": "................########"}
 
@@ -83,7 +87,8 @@ def recorded_with(*, step_lost: list[int], step_lost_copies: tuple[int, ...] = (
     (rank,) = find_rank_events(launching(draw_trace(launches={"main": "a"}, streams={7: "a"})))
     nothing = dict.fromkeys(("is_overlong", "is_timeless", "is_silent", "is_partial"), np.zeros(4, np.bool_))
     lost = {"step_lost": column(step_lost), "step_lost_copies": column(step_lost_copies)}
-    others = {"are_lost_alike": True, "are_copies_alike": True} | others
+    others = {"are_lost_alike": True, "are_copies_alike": True, "are_copies_local": False} | others
+    lost["step_collectives"] = column([1, 0, 1, 0])
     lost |= dict.fromkeys(("step_ranges", "step_silent_ranges"), column([0] * 4))
     return replace(rank.recording, step_launches=column([400] * 4), **lost, **nothing, **others)
 
@@ -99,6 +104,71 @@ def recorded_with(*, step_lost: list[int], step_lost_copies: tuple[int, ...] = (
 def test_the_step_that_lost_fewest_copies_counts_if_most_did(lost: tuple[int, ...], counted: list[int]) -> None:
     recording = recorded_with(step_lost=[0, 0, 0, 0], step_lost_copies=lost)
     assert np.flatnonzero(~recording.is_incomplete).tolist() == counted
+
+
+@pytest.mark.parametrize(
+    ("lost", "counted", "note"),
+    [
+        ((2, 1, 3, 2), [0, 1, 2, 3], "steps 0 to 3 (4 of 4): 8 calls that copy or set memory have no activity there"),
+        ((1, 0, 1, 0), [0, 1, 2, 3], "steps 0, 2 (2 of 4): 2 calls that copy or set memory"),  # all that communicate
+        ((0, 1, 0, 1), [0, 2], "steps 1, 3 (2 of 4) left out: 2 calls that copy or set memory"),
+        ((0, 0, 1, 0), [0, 1, 3], "step 2 left out: a call that copies or sets memory has no activity there"),
+    ],
+)
+def test_where_most_steps_lost_copies_they_count_without_what_needs_copies(
+    lost: tuple[int, ...], counted: list[int], note: str
+) -> None:
+    """No step was left, and exposed communication, which needs no copy, was not known."""
+    recording = recorded_with(step_lost=[0] * 4, step_lost_copies=lost, are_copies_local=True)
+    assert np.flatnonzero(~recording.is_incomplete).tolist() == counted
+    assert recording.hides_copies is (len(counted) == 4)
+    (told,) = recording.notes([f"step {number}" for number in range(4)])
+    assert told.startswith(note)
+
+
+def test_steps_that_lost_kernels_as_well_do_not_hide_the_copies_of_others() -> None:
+    recording = recorded_with(step_lost=[9, 9, 9, 0], step_lost_copies=(1, 1, 2, 0), are_copies_local=True)
+    assert (np.flatnonzero(~recording.is_incomplete).tolist(), recording.hides_copies) == ([3], False)
+
+
+def losing_copies() -> Capture:
+    """Copies within the device were lost, as many as each step has buckets."""
+    capture = Capture()
+    for step, buckets in enumerate((1, 2, 3, 2)):
+        at, first = step * STEP_NS, 20 * step
+        capture.ranges.append(Range(f"step {step}", at, at + STEP_NS, 100))
+        capture.kernels += [
+            Kernel("gradient", at + 1 * US, at + 9 * US, at, 100, number=first + 1),
+            Kernel(NCCL, at + 5 * US, at + 15 * US, at + 1, 100, stream=20, number=first + 2),
+            Kernel("in", at + 20 * US, at + 21 * US, at + 3, 100, kind="memcpy", copy_kind=1, number=first + 3),
+        ] + [
+            Kernel("out", at, at, at + 4 + of, 100, kind="memcpy", number=first + 4 + of, is_lost=True)
+            for of in range(buckets)
+        ]
+        for kernel in capture.kernels:
+            kernel.call = "cudaMemcpyAsync" if kernel.kind == "memcpy" else kernel.call
+    return capture
+
+
+def test_of_such_steps_communication_is_known_and_what_needs_copies_is_not(tmp_path: Path) -> None:
+    (rank,) = measure_overlap(load_trace(write_capture(tmp_path / "a.sqlite", losing_copies()))).ranks
+    found = [(step.comm_ns, step.exposed_ns, step.exposed_memory_ns, step.idle_ns) for step in rank.steps]
+    assert (rank.reason, found) == (None, [(10 * US, 6 * US, None, None)] * 4)
+    assert rank.dependencies
+    assert rank.dependencies.reason == NO_COPIES
+
+
+@pytest.mark.parametrize("where", ["within a collective", "on another device", "to another device"])
+def test_copies_that_may_communicate_are_no_such_copies(where: str, tmp_path: Path) -> None:
+    capture = losing_copies()
+    if where == "within a collective":
+        capture.ranges.append(Range("nccl:all_gather", 4, 5, 100))
+    elif where == "on another device":
+        capture.kernels.append(Kernel("gemm", 2 * US, 3 * US, 20, 100, device=1, number=90))
+    else:
+        capture.kernels[-3].copy_kind = 10
+    ranks = measure_overlap(load_trace(write_capture(tmp_path / "a.sqlite", capture))).ranks
+    assert [rank.step_count for rank in ranks] == [0] * len(ranks)
 
 
 @pytest.mark.parametrize(
