@@ -368,6 +368,25 @@ def test_a_step_on_a_cpu_of_which_nothing_was_recorded_does_not_count() -> None:
     assert left_out == "step 7 left out: nothing that its host did was recorded in it"
 
 
+@pytest.mark.parametrize(("length", "counted"), [(1, [7, 1]), (10, [1])])
+def test_a_step_on_a_cpu_without_the_time_to_do_anything_skipped_its_batch(length: int, counted: list[int]) -> None:
+    steps = {"step|index=7": "#" * length} | {name: "." * 10 + picture for name, picture in CPU.items()}
+    result = measure_overlap(draw_trace(ranges=steps, ranks={PID: 1}))
+    assert [step.step for step in only_rank(result).steps] == counted
+
+
+def test_an_evaluation_beside_what_the_step_before_it_launched_counts() -> None:
+    """Gloo's thread noted the end of a collective late: 'ranges of phases seem to be recorded only in part'."""
+    ranges = {
+        "forward": "##........" * 4,
+        "backward": "..#####............." + "..#####..." * 2,
+        "all_reduce|bucket=0|bytes=8|params=1": ".....######........." + ".....##..." * 2,
+    }
+    steps = {f"step|index={number}": "." * 10 * number + "#" * 10 for number in range(4)}
+    result = measure_overlap(draw_trace(ranges=steps | ranges, ranks={PID: 1}))
+    assert [step.step for step in only_rank(result).steps] == [0, 1, 2, 3]
+
+
 def test_a_step_on_a_cpu_that_only_computes_counts() -> None:
     """It accumulates gradients."""
     accumulates = {"step|index=7": "##########", "forward": "####......", "backward": "....######"}

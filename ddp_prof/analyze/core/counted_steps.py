@@ -15,6 +15,9 @@ from ddp_prof.range_names import BACKWARD, FORWARD, PHASES, SYNCHRONIZE
 from ddp_prof.table import NEVER, is_in
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, select, take_or_unknown
 
+SKIPPED = 0.1
+"""A step on a CPU did nothing if it lasts at most this fraction of the shortest one in which the host did something."""
+
 
 def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEvents:
     """Return the rank without warm-up steps and incomplete steps, and without their events.
@@ -72,24 +75,33 @@ def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEven
 def _hold_nothing(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank have neither compute nor communication, although other steps have."""
     recorded = rank.union_of(Category.COMPUTE) | rank.union_of(Category.COMMUNICATION)
-    has_any = recorded.covered_ns(rank.steps.start_ns, rank.steps.end_ns) > 0
-    found: Mask = ~(has_any | rank.steps.warmup) & has_any.any()
+    return _lack_time(rank, recorded.covered_ns(rank.steps.start_ns, rank.steps.end_ns) > 0)
+
+
+def _lack_time(rank: RankEvents, has_any: Mask) -> Mask:
+    """Return which steps had the time to do what was not recorded in them, although it was in some (``has_any``).
+
+    The host itself computes on a CPU, so one that takes at most :data:`SKIPPED` of these skips its batch.
+    """
+    length_ns = rank.steps.end_ns - rank.steps.start_ns
+    least_ns = length_ns[has_any].min(initial=NEVER)
+    found: Mask = ~(has_any | rank.steps.warmup) & has_any.any() & (length_ns > SKIPPED * least_ns)
     return found
 
 
 def _hold_no_operator(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank have no compute, although torch's operators tell that of other steps."""
     has_any = rank.union_of(Category.COMPUTE).covered_ns(rank.steps.start_ns, rank.steps.end_ns) > 0
-    found: Mask = ~(has_any | rank.steps.warmup) & has_any.any() & (len(rank.trace.operators) > 0)
-    return found
+    return _lack_time(rank, has_any) & (len(rank.trace.operators) > 0)
 
 
 def _lack_phases(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank lack a range without which compute or communication is not known.
 
-    A step that communicates has a backward, one with a backward a forward, and one that waits communicates, if at least
-    half of such steps do, two or more. So it is also if such a range takes no time. One waits whose ``synchronize``
-    takes as long as that of a step that communicates: in micro-batches under ``no_sync`` it returns at once.
+    A step that launches communication has a backward, one with a backward a forward, and one that waits communicates,
+    if at least half of such steps do, two or more. So it is also if such a range takes no time. One waits whose
+    ``synchronize`` takes as long as that of a step that communicates: in micro-batches under ``no_sync`` it returns at
+    once. What a step launched may reach into the next one, which may only evaluate.
     """
     steps, phases = rank.steps, rank.phases
     of_step, length_ns = steps.index_at(phases.start_ns), phases.end_ns - phases.start_ns
@@ -99,10 +111,11 @@ def _lack_phases(rank: RankEvents) -> Mask:
     )
     has_forward, has_backward = forward_ns > 0, backward_ns > 0
     communicates = rank.union_of(Category.COMMUNICATION).covered_ns(steps.start_ns, steps.end_ns) > 0
+    launches = is_in(np.arange(len(steps)), rank.events.step[rank.events.category == Category.COMMUNICATION])
     shortest_ns = synchronize_ns[communicates & (synchronize_ns > 0)].min(initial=np.inf)
     found = np.zeros(len(steps), np.bool_)
     for asked, has_it in (
-        (communicates, has_backward),
+        (communicates & launches, has_backward),
         (has_backward, has_forward),
         (synchronize_ns >= shortest_ns, communicates),
     ):
