@@ -26,9 +26,10 @@ collective, although it is in most ranges of that name. A step that launches les
 all the same if the numbers of its calls tell that none was lost, see :mod:`.call_numbers`.
 
 *One clock.* Nothing begins before it is launched, a host that waits for work does not return before its end, and some
-of what follows idle time of its device begins soon after its launch. If the times contradict this beyond a few
-exceptions, the clocks of host and device disagree: then no time between a call and an activity means anything, and the
-start of each launch counts as unknown. Figures that need only the device's clock stay, unless its unit is another one.
+of what follows idle time of its device begins soon after its launch (if the device has a backlog all the time, a wait
+of the host ends with its work). If the times contradict this beyond a few exceptions, the clocks of host and device
+disagree: then no time between a call and an activity means anything, and the start of each launch counts as unknown.
+Figures that need only the device's clock stay, unless its unit is another one.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ class Recording:
         stretch: How many times as far apart these activities begin as their launches; 1 if that is not known.
         waits: Number of waits of the host for known work.
         early_waits: Number of these waits that returned before this work had ended.
+        prompt_waits: Number of these waits that began before this work had ended, and returned soon after that.
         unlaunched: Fraction of the time of its compute without a recorded call, though other compute has one. What was
             launched before the recording began is left out, and what began in incomplete steps.
     """
@@ -190,6 +192,7 @@ class Recording:
     stretch: float
     waits: int
     early_waits: int
+    prompt_waits: int
     unlaunched: float
 
     @property
@@ -270,7 +273,8 @@ class Recording:
         """Whether the clocks of host and device disagree; see the module's description."""
         if self.early > HANDFUL:
             return True
-        if self.late > HANDFUL and not self.loses_work:  # what was lost may have run before them
+        # What was lost may have run before late activities. If the device's clock is late, no wait ends with its work.
+        if self.late > HANDFUL and not self.loses_work and (self.early_waits or not self.prompt_waits):
             return True
         least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
         return self.early_waits > 0 and self.early_waits >= least * self.waits
@@ -406,7 +410,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         step_lost[:] = 0
     step_lost_copies, are_copies_alike, are_copies_local = _count_lost_copies(trace, process, steps)
     launched, early = _count_early_starts(trace, process)
-    waits, early_waits = _count_early_waits(trace, process)
+    waits, early_waits, prompt_waits = _count_waits(trace, process)
     found = Recording(
         launches=len(mine),
         lost_ns=trace.calls.start_ns[lost[:0] if are_unnumbered else lost],
@@ -430,6 +434,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         stretch=_measure_stretch(trace, process),
         waits=waits,
         early_waits=early_waits,
+        prompt_waits=prompt_waits,
         unlaunched=0.0,
     )
     return replace(found, unlaunched=_measure_unlaunched(trace, process, select(steps, found.is_incomplete)))
@@ -995,11 +1000,11 @@ def _measure_stretch(trace: Trace, process: int) -> float:
     return float((start_ns.max() - start_ns.min()) / (launch_ns.max() - launch_ns.min()))
 
 
-def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
-    """Return how many waits of the host wait for known work, and how many of these return before the work ends.
+def _count_waits(trace: Trace, process: int) -> tuple[int, int, int]:
+    """Return how many waits of the host wait for known work, and how many return before, and how many with, its end.
 
     Only work counts that the waiting thread launched before the wait: what another thread launches meanwhile may come
-    after it. In a process with several devices it is not known which device a stream or a wait belongs to; both numbers
+    after it. In a process with several devices it is not known which device a stream or a wait belongs to; all numbers
     are then 0.
     """
     calls, activities = trace.synchronizations, trace.activities
@@ -1010,12 +1015,12 @@ def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
     at_ns = take_or_unknown(calls.start_ns, mark, NO_TIME)
     waits, mark, at_ns = waits[at_ns != NO_TIME], mark[at_ns != NO_TIME], at_ns[at_ns != NO_TIME]
     if not len(waits) or len(distinct(activities.device[mine])) != 1:
-        return 0, 0
+        return 0, 0, 0
     launching = trace.launching_calls[mine]
     thread, launch_ns = trace.calls.lane[launching], trace.calls.start_ns[launching]
     lane, end_ns = activities.lane[mine], activities.end_ns[mine]
     # For each thread and stream (UNKNOWN: all streams): the latest end among all work launched before each wait.
-    known = early = 0
+    known = early = prompt = 0
     any_stream = np.where(calls.kind[waits] == SyncKind.HOST_WAIT_DEVICE, UNKNOWN, calls.stream[mark])
     for caller in distinct(calls.thread[mark]):
         for stream in distinct(any_stream[calls.thread[mark] == caller]):
@@ -1027,4 +1032,6 @@ def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
             ended_ns = take_or_unknown(last_ns, np.maximum(at, UNKNOWN), NO_TIME)
             known += int((ended_ns != NO_TIME).sum())
             early += int((ended_ns > calls.end_ns[waits[own]] + CLOCK_ERROR_NS).sum())
-    return known, early
+            is_prompt = (ended_ns > calls.start_ns[waits[own]]) & (ended_ns <= calls.end_ns[waits[own]])
+            prompt += int((is_prompt & (calls.end_ns[waits[own]] <= ended_ns + CLOCK_ERROR_NS)).sum())
+    return known, early, prompt

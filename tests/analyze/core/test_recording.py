@@ -16,8 +16,8 @@ from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.table import UNKNOWN, select
-from ddp_prof.trace import Kind, Trace
-from tests.drawing import column, draw_trace
+from ddp_prof.trace import Kind, Synchronizations, SyncKind, Trace
+from tests.drawing import MAIN, PID, column, draw_trace, table
 from tests.measuring import collectives_of
 from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Kernel, Range, write_capture
 
@@ -661,6 +661,24 @@ class TestClocksThatDisagree:
         assert one_rank(late).clocks_disagree is disagree
         told = "all 4 activities before which the device was idle begin more than 1 ms after their launch"
         assert any(told in warning for warning in measure_overlap(late).warnings) is disagree
+
+    @pytest.mark.parametrize(("returned_ns", "disagree"), [(10_000, False), (400_000, True), (-100_000, True)])
+    def test_a_wait_that_ends_with_its_work_tells_that_the_device_has_a_backlog(
+        self, returned_ns: int, disagree: bool
+    ) -> None:
+        """Another process had the device in between, and the clocks were said to disagree."""
+        late = shifted(self.on_a_slow_clock("a.......b.......c.......d.......e......."), 1_010_000)
+        until_ns = int(late.activities.end_ns.max())
+        wait = dict.fromkeys(Synchronizations.__dataclass_fields__, UNKNOWN) | {
+            "kind": SyncKind.HOST_WAIT_DEVICE,
+            "start_ns": until_ns - 500_000,
+            "end_ns": until_ns + returned_ns,
+            "process": PID,
+            "thread": MAIN,
+            "correlation": 1000,
+        }
+        waited = replace(late, synchronizations=table(Synchronizations, [wait]))
+        assert one_rank(waited).clocks_disagree is disagree
 
     @pytest.mark.parametrize("times", [1000, 0.001])
     def test_times_in_other_units_tell_nothing(self, times: float) -> None:
