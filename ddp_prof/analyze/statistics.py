@@ -85,13 +85,14 @@ def bootstrap_interval(
     """
     if len(units) < LEAST_STEPS:
         return None
-    table = np.asarray(units, float).reshape(len(units), -1)
+    course = table = np.asarray(units, float).reshape(len(units), -1)
     # A faster way with the same result: draw ranks, which are small integers, instead of values.
     if statistic is median_per_draw and not np.isnan(table).any():
-        table, statistic = _ranks(table), partial(_median_of_ranks, np.sort(table, axis=None))
+        ordered = np.sort(table, axis=None)
+        course = _middle_ranks(table, ordered)  # of ranks, a few outliers hide no likeness
+        table, statistic = _ranks(table), partial(_median_of_ranks, ordered)
     figures = np.concatenate([statistic(table[drawn]) for drawn in _draws(len(table), table.shape[1])])
-    # Of ranks, a few outliers hide no likeness.
-    independent = _count_independent(table.mean(axis=1)) if are_consecutive else len(table)
+    independent = _count_independent(course.mean(axis=1)) if are_consecutive else len(table)
     return _interval(figures, len(table), independent)
 
 
@@ -180,6 +181,15 @@ def _ranks(table: Numbers) -> Numbers:
     ranks = np.empty(table.size, np.int16 if table.size < 1 << 15 else np.int32)
     ranks[np.argsort(table, axis=None)] = np.arange(table.size)
     return ranks.reshape(table.shape)
+
+
+def _middle_ranks(table: Numbers, ordered: Numbers) -> Numbers:
+    """Return the rank of each value among all, ``ordered``; equal values have one, in the middle of theirs.
+
+    One after another, as by :func:`_ranks`, equal values would seem to grow.
+    """
+    ranks: Numbers = (np.searchsorted(ordered, table) + np.searchsorted(ordered, table, "right") - 1) / 2
+    return ranks
 
 
 def _median_of_ranks(ordered: Numbers, drawn: Numbers) -> Numbers:

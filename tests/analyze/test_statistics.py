@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze import statistics
@@ -146,7 +146,14 @@ def test_another_unit_and_another_zero_change_nothing_else(values: list[int], un
     assert moved.half_width == pytest.approx(unit * (plain.half_width or 0), abs=1e-6)
 
 
+def test_equal_steps_do_not_resemble_each_other_more_than_others() -> None:
+    """They were ranked in their order, as if they grew: of steps of which every fourth one is exposed, too."""
+    exposed = [0, 0, 0, 1] * 2
+    assert bootstrap_interval(exposed, are_consecutive=True) == bootstrap_interval(exposed)
+
+
 @given(VALUES, st.integers(2, 4))
+@example([0, 0, 0, 1, 0, 0, 0, 1], 3)
 def test_ranks_of_a_step_that_wait_for_one_another_count_once(values: list[int], ranks: int) -> None:
     """Each value once more for each rank: no more is known than of one rank."""
     for statistic in (mean_per_draw, median_per_draw):
