@@ -76,20 +76,22 @@ def infer_waits(trace: Trace, events: Ints | None) -> Trace:
     calls = trace.synchronizations
     # Waits without a record, records without a stream, and which of these records a known wait is for.
     is_open = (calls.kind == SyncKind.STREAM_WAIT) & (calls.awaits == UNKNOWN) & (calls.stream != UNKNOWN)
-    has_no_stream = (calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN)
-    is_awaited = np.isin(np.flatnonzero(has_no_stream), calls.awaits)
-    if not is_awaited.any() and not (has_no_stream.any() and events is not None and is_open.any()):
+    hidden = np.flatnonzero((calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN))
+    asked = set(distinct(calls.process[hidden[np.isin(hidden, calls.awaits)]]))
+    if events is not None:
+        asked |= set(distinct(calls.process[hidden])) & set(distinct(calls.process[is_open]))
+    if not asked:
         return trace
     # First the streams of records, from which the records of waits are then found, process by process.
-    lossy = _lossy_processes(trace)
-    trace = _find_streams_of_records(trace, lossy)
+    told = asked - _lossy_processes(trace)
+    trace = _find_streams_of_records(trace, told)
     calls, inferred = trace.synchronizations, trace.inferred
     if events is None or not is_open.any() or not numbers_grow(trace.calls):
         return trace
     awaits, device, stream = calls.awaits.copy(), calls.device.copy(), calls.stream.copy()
     is_kept = np.ones(len(calls), np.bool_)
     for process in distinct(calls.process[is_open]):
-        if process in lossy:
+        if process not in told:
             continue
         if len(distinct(trace.activities.device[trace.activities.process == process])) > 1:
             continue  # a host wait is for one device only, and streams of two devices may have the same number
@@ -132,14 +134,14 @@ def _lossy_processes(trace: Trace) -> frozenset[int]:
     return frozenset(found)
 
 
-def _find_streams_of_records(trace: Trace, lossy: Collection[int]) -> Trace:
-    """Return the trace in which each record without a stream has the stream of its thread's last launch before it.
+def _find_streams_of_records(trace: Trace, processes: Collection[int]) -> Trace:
+    """Return the trace in which each record of ``processes`` has a stream: that of its thread's last launch before it.
 
-    Records of the ``lossy`` processes (see :func:`_lossy_processes`) stay without.
+    Records that have one already keep it.
     """
     calls, activities = trace.synchronizations, trace.activities
     is_hidden = (calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN)
-    records = np.flatnonzero(is_hidden & ~is_in(calls.process, sorted(lossy)))
+    records = np.flatnonzero(is_hidden & is_in(calls.process, sorted(processes)))
     last = _Launches(trace, records, by_thread=True).last
     device, stream, inferred = calls.device.copy(), calls.stream.copy(), np.zeros(len(calls), np.bool_)
     device[records], stream[records] = take_or_unknown(activities.device, last), take_or_unknown(activities.lane, last)

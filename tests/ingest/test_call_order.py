@@ -376,10 +376,25 @@ def waits_of(trace: Trace, process: int) -> list[tuple[int, ...]]:
     return sorted(zip(*(column[own].tolist() for column in (calls.correlation, calls.stream, awaited)), strict=True))
 
 
+def test_a_process_without_waits_is_left_alone_beside_one_that_waits() -> None:
+    """The stream of its record was inferred beside the other one, and alone it was not."""
+    waits, records = Job(), Job()
+    waits.compute()
+    waits.collective(3)
+    records.compute()
+    records.record(COMPUTE, 3)
+    are_alike_beside_each_other(waits, records)
+
+
 @examples(200)
 @given(jobs(), jobs())
 def test_what_a_stream_waited_for_does_not_depend_on_another_process(job: Job, other: Job) -> None:
     """Numbers of calls, threads and streams are those of a process: each process has the same."""
+    are_alike_beside_each_other(job, other)
+
+
+def are_alike_beside_each_other(job: Job, other: Job) -> None:
+    """What is inferred of two processes in one trace is what is inferred of each alone."""
     (trace, events), (beside, events_beside) = job.recorded(), other.recorded()
     joined = {}
     for name in ("activities", "calls", "synchronizations"):
