@@ -18,7 +18,6 @@ from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, f
 from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.collectives.timing import (
-    FEW_BYTES,
     CollectiveTimings,
     are_many_and_small,
     are_votes,
@@ -178,8 +177,7 @@ class RootCause(Brief):
         is_late = 2 * self.wait_ns > self.exposed_ns or self.is_late
         is_late |= self.late_rank is not None and self.is_usually_late
         is_worth = not self.step_ns or self.pair_ns >= WORTH * self.step_ns
-        is_large = (self.bytes or 0) >= FEW_BYTES
-        return half if half and is_tail and can_divide and is_large and is_worth and not is_late else None
+        return half if half and is_tail and can_divide and is_worth and not is_late else None
 
     @property
     def smaller_bucket_advice(self) -> str | None:

@@ -232,6 +232,12 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
     )
 
 
+def test_a_share_that_one_of_two_runs_does_not_know_is_not_compared() -> None:
+    naive, flat = replace(summary("naive", 1, 0, 85), exposed_ns=84_000_000), summary("flat", 2, 0, 34)
+    (_, said) = describe_changes([naive, summary("overlap", 1.25, 0.67, 96), flat])
+    assert said.endswith("It communicates for 34.0 ms of a step, naive for 85.0 ms.")
+
+
 def test_no_run_is_fastest_where_another_is_as_fast() -> None:
     runs = [summary("naive", 1, 0, 85), summary("overlap", 1.1, 0.67, 96), summary("flat", 1.34, 0, 34)]
     runs += [replace(summary("torch", 1.33, 0.4, 50), step_ns=101_000_000), summary("fsdp", 0.5, 0, 50)]

@@ -17,10 +17,10 @@ from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.device_use import IdleTime, RankUse, measure_rank_use
 from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.analyze.why_unknown import NO_NCCL_KERNEL
-from ddp_prof.trace import Category, Overhead, Trace
+from ddp_prof.trace import Category, Kind, Overhead, Trace
 from tests import oracle
 from tests.analyze.damaged_runs import NOT_IN_THE_ORACLE, DamagedRun, damaged_runs, known_to_the_oracle
-from tests.drawing import draw_trace
+from tests.drawing import column, draw_trace
 from tests.examples import examples
 from tests.oracle.device_use import hidden_by_phase, idle_causes, inferred_backward
 from tests.oracle.ranks import PHASES
@@ -79,6 +79,14 @@ def test_a_single_kernel_tells_no_idle_time() -> None:
     idle = use_of(draw_trace(launches={"main": "a..."}, streams={7: "..aa"})).idle
     assert (idle.idle_ns, idle.causes) == (None, ())
     assert "a single kernel" in idle.reason
+
+
+def test_beside_a_graph_recorded_whole_nothing_is_hidden_if_nothing_communicates() -> None:
+    """What the graph computed is not known, and 'overlap' tells 0 of such a rank, too."""
+    drawn = draw_trace(launches={"main": "a..................."}, streams={7: "..aa................"})
+    graph = replace(drawn.activities, kind=column([Kind.GRAPH]), category=column([Category.OTHER]))
+    (rank,) = find_rank_events(replace(drawn, activities=graph))
+    assert (measure_rank_use(rank).overlapped_ns, measure_rank(rank).overlapped_ns) == (0, 0)
 
 
 def test_a_capture_of_warmup_alone_says_so_of_idle_time() -> None:
