@@ -14,12 +14,13 @@ from ddp_prof import load_runs
 from ddp_prof.analyze.cost import Bounds, Cost, find_bounds, measure_cost, measure_run_cost
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
-from ddp_prof.analyze.step_cost import ON_CPU, PARTS, StepCost
+from ddp_prof.analyze.step_cost import ON_CPU, PARTS, StepCost, divide_step, find_slowed
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.headlines import cost_text, gain_headline, gain_in_short
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.command_line import run
+from tests.drawing import draw_trace
 from tests.examples import examples
 
 SUMMARY = VariantSummary(
@@ -135,6 +136,23 @@ def test_on_a_real_job_the_slowdown_costs_four_times_what_is_exposed(shared_trac
     assert 0.045 <= bounds["network_ns"] / document["step_ns"] <= 0.055
     overlap = json.loads(run("overlap", "--format", "json", trace).stdout)
     assert (overlap["cost"], overlap["bounds"]) == (cost, bounds), "a figure does not depend on the command"
+
+
+def test_what_waits_while_the_device_idles_is_no_standstill() -> None:
+    """A stream stands still from the launch of what waits, also before the collective begins and while copies run."""
+    #  compute      ccccc...............
+    #  collective   .......NNNNN........   exposed: 5
+    #  copies       ............MM......   exposed: 2
+    #  blocking     ......^^^^^^^.......   7: of these 1 idle, 5 exposed, 1 copies
+    trace = draw_trace(ranges={"step 0": "#" * 20}, streams={7: "ccccc"})
+    (step,) = measure_overlap(trace).ranks[0].steps
+    length = replace(
+        step.length, ns=20, compute_only_ns=5, overlapped_ns=0, exposed_ns=5, exposed_memory_ns=2, idle_ns=8,
+        blocking_ns=7, blocking_exposed_ns=5, blocking_memory_ns=1, blocking_at_most_ns=7,
+    )  # fmt: skip
+    cost = divide_step(replace(step, length=length), find_slowed(KNOWN, "cuda"), None)
+    assert (cost.blocking_ns, cost.standstill_ns) == (7, 8)
+    assert cost.standstill_by_ns == {"communication": 0, "copies": 1, "idle": 7}
 
 
 def is_divided(step: StepCost) -> bool:
