@@ -54,6 +54,9 @@ def test_what_is_slowed_is_a_cost_where_nothing_waits() -> None:
     assert gain_headline(SUMMARY, cost).endswith(
         "hiding all of it would gain nothing. But it slows the compute that hides it: by 1.50 ms per step (5.0 %)."
     )
+    # Less than a hundredth of a step is not worth a word.
+    little = replace(cost, contention_ns=290_000, contention_low_ns=250_000, contention_high_ns=299_000)
+    assert "slows" not in gain_headline(SUMMARY, little)
     # Of few steps there is no interval; then nothing excludes that compute is slowed by chance.
     without_interval = replace(cost, contention_low_ns=None, contention_high_ns=None)
     assert "slows" not in gain_headline(SUMMARY, without_interval)
