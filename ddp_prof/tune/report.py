@@ -324,8 +324,8 @@ def _duration(seconds: float) -> str:
 
 
 def kept_note(store: Path) -> str:
-    """Return a line for users whose program was not started, as the store has all runs that were asked for."""
-    return f"the program was not started: {store} has these runs from before; another --store measures them anew"
+    """Return a line for users whose program was started for no run, as the store has all runs that were asked for."""
+    return f"no run was made: {store} has these runs from before; another --store measures them anew"
 
 
 def warning_of(limits: Limits, program: Program) -> str:

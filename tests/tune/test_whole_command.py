@@ -92,7 +92,10 @@ def check_failing(folder: Path, document: dict[str, Any], launcher: tuple[str, .
 def test_a_try_that_fails_stops_no_other(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once more, the same command starts nothing, and says so: it said that the program is started."""
+    """Once more, the same command makes no run, and says so: it said that the program is started.
+
+    Then it said that the program was not started, which --why does next.
+    """
     monkeypatch.setenv("PATH", programs["PATH"])
     words = command(tmp_path, TRIES, FORKED, 2, FAILING)
     done = run(*words)
@@ -102,7 +105,7 @@ def test_a_try_that_fails_stops_no_other(
     again = run(*words)
     assert (again.exit_code, again.stdout) == (0, done.stdout)
     kept = "has these runs from before; another --store measures them anew"
-    assert again.stderr == f"note: the program was not started: {tmp_path / 'tune.db'} {kept}\n"
+    assert again.stderr == f"note: no run was made: {tmp_path / 'tune.db'} {kept}\n"
 
 
 def test_who_was_killed_is_said_in_place_of_torchruns_summary() -> None:
