@@ -137,7 +137,7 @@ class Hidden(Flag):
     DURATIONS = auto()
     """Communication was recorded without its durations."""
     NAMES = auto()
-    """Kernels have no names."""
+    """Kernels have no names, or no range names a phase in which a host computes."""
     GRAPHS = auto()
     """CUDA graphs were recorded as a whole, without the kernels in them, or kernels that compute take no time."""
     WAITS = auto()

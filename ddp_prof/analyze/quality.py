@@ -14,7 +14,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import are_launched_earlier, find_lost_launches, name_steps
 from ddp_prof.analyze.core.steps import find_steps
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.why_unknown import WAITED_FOR, count_messages, named_collectives
+from ddp_prof.analyze.why_unknown import WAITED_FOR, count_messages, lacks_phases, named_collectives
 from ddp_prof.columns import by_number, count_noun, milliseconds, percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.notes import Doubt, prefixed
@@ -370,6 +370,8 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
         yield f"{count_noun(left_out, 'warm-up step')} left out"
     if any(rank.backward == "inferred" for rank in ranks):
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
+    if any(map(lacks_phases, ranks)):
+        yield "forward or optimizer has no range: when the host computed there is not known, nor when it was idle"
     if any(rank.blocking.coverage.source == "call_order" for rank in ranks):
         yield "what streams waited for is inferred from the order of calls: not all records of events were recorded"
     first, _ = distinct_rows(trace.activities.process, trace.activities.device)

@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import find_operations
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPTIMIZER_PHASE, SYNCHRONIZE_PHASE, find_operations
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS, UNITS, are_launched_earlier
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
 from ddp_prof.communication import BARRIER, DEVICE_BARRIER, GLOO, NCCL_RANGE, OPERATIONS, REDUCTIONS, operation_of
+from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Kind, SyncKind, Trace, distinct
 
@@ -42,11 +43,15 @@ NO_COMPUTE_DURATIONS = "kernels that compute take no time in this trace, so what
 
 COPIES_LOST = "copies carry out collectives in this trace, by the calls in their ranges, and no copy was recorded"
 
+NO_COLLECTIVE = "no collective was recorded, although ranges tell that the host waits for gradients to be reduced"
+
 ONLY_BARRIERS = "only barriers between devices communicate in this trace, and when data moved is not known"
 
 NO_BEGIN = "when collectives of the host began is not known, as copies to it, or what launched them, were not recorded"
 
-NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST, ONLY_BARRIERS, NO_BEGIN))
+NOT_TIMED = frozenset(
+    (NO_NCCL_KERNEL, NO_DURATIONS, UNTIMED_CALLS, COPIES_LOST, ONLY_BARRIERS, NO_BEGIN, NO_COLLECTIVE)
+)
 """Reasons that mean that the trace does not tell what a step communicates, nor what fills it besides compute."""
 
 WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
@@ -100,6 +105,8 @@ def why_unknown(rank: RankEvents) -> str | None:
             return UNTIMED_CALLS
         if _calls_mpi(rank):
             return ONLY_MPI
+        if rank.device is None and SYNCHRONIZE_PHASE in rank.phases.kind:
+            return NO_COLLECTIVE
     # Steps that accumulate gradients lose nothing, and those that reduce them may have lost just that. In a step that
     # counts, and in which another device communicates, this one would do so, too, if it did at all.
     may_have_lost = rank.incomplete_steps and rank.recording.loses_work and not _communicates_beside(rank)
@@ -294,8 +301,14 @@ def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
 
 
 def hides_work(rank: RankEvents) -> bool:
-    """Return whether the content or the durations of work are not known, or those of kernels without a name."""
-    return hides_compute(rank) or bool(np.any(rank.events.category == Category.UNKNOWN))
+    """Return whether content or durations of work are not known, or those of kernels or phases without a name."""
+    return hides_compute(rank) or bool(np.any(rank.events.category == Category.UNKNOWN)) or lacks_phases(rank)
+
+
+def lacks_phases(rank: RankEvents) -> bool:
+    """Return whether phases alone tell when a host computes, it trains, and none is named as forward or optimizer."""
+    is_by_phases = rank.device is None and not len(rank.trace.operators) and BACKWARD_PHASE in rank.phases.kind
+    return is_by_phases and not np.isin((PHASES.index(FORWARD), OPTIMIZER_PHASE), rank.phases.kind).all()
 
 
 def hides_compute(rank: RankEvents) -> bool:

@@ -13,7 +13,7 @@ from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.variants.comparison import compare_variants
-from ddp_prof.analyze.why_unknown import NO_BEGIN, NO_COMMUNICATION, UNNAMED_BACKWARD
+from ddp_prof.analyze.why_unknown import NO_BEGIN, NO_COLLECTIVE, NO_COMMUNICATION, UNNAMED_BACKWARD
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.notes import Doubt
 from ddp_prof.present.headlines import gain_headline
@@ -356,6 +356,25 @@ def test_on_a_cpu_the_ranges_are_the_work() -> None:
     assert (step.step, step.window_ns, step.tail_ns) == (1, 20, 2)
     assert step.compute_only_ns + step.overlapped_ns + step.exposed_ns + step.idle_ns == 20
     assert any("1 warm-up step" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("lost", ["forward", "optimizer"])
+def test_a_host_is_not_said_to_be_idle_where_ranges_do_not_name_its_phases(lost: str) -> None:
+    """The ranges of one phase were lost in all steps, and its time was idle."""
+    result = measure_overlap(draw_trace(ranges={name: CPU[name] for name in CPU if name != lost}, ranks={PID: 1}))
+    rank = only_rank(result)
+    (step,) = rank.steps
+    assert (step.compute_only_ns, step.idle_ns, step.length.idle_ns) == (None, None, None)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, step.exposed_ns, step.tail_ns) == (9, 7, 2, 2, 2)
+    assert any("when the host computed there is not known" in warning for warning in result.warnings)
+
+
+def test_a_host_that_waits_for_gradients_is_not_said_to_do_without_communication() -> None:
+    """All ranges of collectives were lost: it was idle while it waited for them."""
+    ranges = {name: picture for name, picture in CPU.items() if not name.startswith("all_reduce")}
+    rank = only_rank(measure_overlap(draw_trace(ranges=ranges, ranks={PID: 1}, world_size=2)))
+    (step,) = rank.steps
+    assert (rank.reason, step.comm_ns, step.idle_ns) == (NO_COLLECTIVE, None, None)
 
 
 def test_a_step_on_a_cpu_of_which_nothing_was_recorded_does_not_count() -> None:

@@ -337,8 +337,6 @@ class Recording:
         if (is_partial := is_partial & ~lacks_collectives).any():
             whose = "its" if is_partial.sum() == 1 else "their"
             notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
-        if self.lacks_calls:
-            notes.append(LOST_CALLS)
         if self.units_differ:
             notes.append(f"{UNITS} (activities begin {self.stretch:.4g} times as far apart as their launches)")
         elif self.clocks_disagree:
@@ -360,7 +358,7 @@ class Recording:
                     f"{LATE_NS // 1_000_000} ms after their launch"
                 )
             notes.append(f"{CLOCKS} ({', '.join(found)})")
-        return tuple(map(Doubt, notes))
+        return (*map(Doubt, notes), *([LOST_CALLS] if self.lacks_calls else []))
 
 
 def name_steps(names: list[str], chosen: Mask) -> str:
@@ -823,7 +821,7 @@ def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints
         all_reduce     [C]  [C]  [C]        [C]  [ ]  [C]         one is lost in step 1
         send           [ ] [ ]              [ ] [ ]               a group is launched at its end
 
-    None is lost if each step with ranges of that name has as many that launch nothing: the program does so.
+    None is lost in steps that have fewest ranges of that name that launch nothing, if most have: the program does so.
     """
     spans = trace.spans
     name_of = _names_of_collectives(trace)
@@ -852,9 +850,10 @@ def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints
         of_name, without = (_count(of_step[which], len(steps)) for which in (own, own & ~launched))
         in_each, of_each = without[of_name > 0], of_name[of_name > 0]
         is_all_or_none = np.all((in_each == 0) | (in_each == of_each))
-        is_usual = in_each.min() == in_each.max()
-        if (is_all_or_none or 2 * in_each.sum() < of_each.sum()) and not is_usual and np.any(in_each < of_each):
-            silent += without
+        if (is_all_or_none or 2 * in_each.sum() < of_each.sum()) and np.any(in_each < of_each):
+            fewest = in_each.min()
+            usual = fewest if 2 * (in_each == fewest).sum() > len(in_each) else 0
+            silent += np.where(without > usual, without, 0)
     return ranges, silent
 
 

@@ -77,7 +77,7 @@ BEYOND = (
     "capture it with buckets of {needed}"
 )
 NOT_DIVIDED = "single gradients are not known, and today's buckets are larger: give --parameters FILE"
-NO_COPIES = "nothing is copied out of buckets, as with gradient_as_bucket_view: capture it without that to compare"
+NO_COPIES = "no copies out of buckets are known, as with gradient_as_bucket_view: capture it without that to compare"
 NO_COPIES_ON_CPU = (
     "what copies out of buckets take is not recorded on a CPU: measure it, by "
     "'ddp-prof tune --try gradient_as_bucket_view'"

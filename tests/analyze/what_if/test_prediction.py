@@ -451,4 +451,4 @@ def test_buckets_and_views_at_once() -> None:
     assert found.change == "bucket size 30 MiB with gradient_as_bucket_view"
     assert found.change_ns == pytest.approx(truth, rel=0.05)
     refused = one_of(CAPTURE, Question(ask.BUCKET_SIZE, 30, with_views=True))
-    assert (refused.verdict, "copied out of buckets" in str(refused.reason)) == (REFUSED, True)
+    assert (refused.verdict, "copies out of buckets" in str(refused.reason)) == (REFUSED, True)
