@@ -869,7 +869,7 @@ def test_where_copies_were_not_recorded_a_device_is_not_said_to_be_idle(how: str
     assert {one["exposed_ns"] for one in rank["steps"]} == {40 * US}
     assert "idle" not in run("summary", trace).stdout
     (use,) = json.loads(run("kernels", "--format", "json", trace).stdout)["ranks"]
-    assert (use["idle_ns"], use["idle"], "no copy" in use["idle_reason"]) == (None, [], True)
+    assert (use["idle_ns"], use["idle"], "without the copies" in use["idle_reason"]) == (None, [], True)
 
 
 def test_beside_a_graph_recorded_whole_no_share_of_the_step_is_all_communication(tmp_path: Path) -> None:
