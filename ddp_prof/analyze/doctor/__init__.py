@@ -13,11 +13,14 @@ from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 ABOUT_COMMUNICATION = "all rules about communication"
 """Stands for all rules about communication where it is not known what communicated, or how much of it was overlapped.
 
-These rules find nothing then; a single :class:`Abstained` of this name says so for all of them.
+So it does where a job has one rank. These rules find nothing then; a single :class:`Abstained` of this name says so for
+all of them.
 """
 
 ABOUT_GRADIENTS = "all rules about gradients"
 """Stands for all rules about gradients where nothing tells which collectives reduce them, likewise."""
+
+ALONE = "the only rank of its job sends nothing to another one"
 
 UNDECIDED_TOGETHER = (ABOUT_COMMUNICATION, ABOUT_GRADIENTS)
 
@@ -65,12 +68,15 @@ def diagnose_run(run: RunEvidence) -> Diagnosis:
 
     What costs nothing is no finding.
     """
-    results = [rule(run) for rule in RULES]
+    is_alone = {rank.world_size for rank in run.analysis.ranks} == {1}
+    results = [rule(run) for rule in RULES if not (is_alone and rule.__module__ == communication.__name__)]
     found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
     findings = sorted((one for one in found if not _costs_nothing(one)), key=lambda one: -(one.cost_ns or 0))
     abstained = [one for one in results if isinstance(one, Abstained)]
     if (reason := run.collectives.reason) not in (None, NO_COMMUNICATION):
         abstained.insert(0, Abstained(ABOUT_COMMUNICATION, reason))
+    elif is_alone:
+        abstained.insert(0, Abstained(ABOUT_COMMUNICATION, ALONE))
     elif run.why_no_gradients:
         abstained.insert(0, Abstained(ABOUT_GRADIENTS, run.why_no_gradients))
     return Diagnosis(tuple(findings), tuple(abstained))

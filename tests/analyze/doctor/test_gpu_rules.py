@@ -247,6 +247,14 @@ def test_passes_that_reduce_the_same_sizes_reduce_each_bucket_several_times(
     assert (cause.times_per_step, "no_sync()" in root_cause_headline(cause).text) == (times, times > 1)
 
 
+@pytest.mark.parametrize(("world_size", "rules"), [(2, ["one collective per parameter"]), (1, [])])
+def test_who_is_alone_in_a_job_is_told_nothing_of_communication(world_size: int, rules: list[str]) -> None:
+    """A run of one rank, by which one sees whether a job scales, was told to take larger buckets."""
+    diagnosis = diagnose(replace(training(buckets=40, bucket_ns=10_000).trace(), world_size=world_size))
+    assert [one.rule for one in diagnosis.findings] == rules
+    assert ("all rules about communication" in [one.rule for one in diagnosis.abstained]) == (world_size == 1)
+
+
 @pytest.mark.parametrize(("group_size", "couples"), [(4, True), (2, False)])
 def test_a_barrier_is_called_needless_only_where_the_reduction_couples_all_ranks(
     group_size: int, couples: bool
