@@ -66,6 +66,18 @@ def test_no_step_counts_if_those_that_lost_least_lost_others() -> None:
     assert not recorded_with(step_lost=[1, 1, 1, 1], step_lost_copies=(1, 1, 1, 1)).is_incomplete.any()
 
 
+def test_a_step_without_launches_does_not_tell_how_many_the_others_always_lose() -> None:
+    recording = replace(recorded_with(step_lost=[1, 1, 0, 1]), step_launches=column([400, 400, 0, 400]))
+    assert (recording.always_lost, recording.is_incomplete.any()) == (1, False)
+
+
+def test_of_a_step_that_is_damaged_twice_one_reason_is_told() -> None:
+    timeless = np.array([False, True, False, False])
+    recording = replace(recorded_with(step_lost=[0, 2, 0, 0]), is_timeless=timeless)
+    (told,) = recording.notes([f"step {number}" for number in range(4)])
+    assert told == "step 1 left out: a kernel in it takes no time, which is impossible"
+
+
 @pytest.mark.parametrize(
     ("launches", "lost", "are_alike"),
     [
