@@ -296,8 +296,11 @@ class PageRows:
                 values += width
             else:
                 of_values = of_values + width
-        if np.any(kinds + next_kind > body) or np.any(of_values + values > end):
+        after_kind, after_value = kinds + next_kind, of_values + values
+        if np.any(after_kind > body) or np.any(after_value > end):
             raise UnusualPagesError  # a row with fewer columns, added to a table that had rows
+        if np.any((after_kind == body) & (after_value != end)):
+            raise UnusualPagesError  # a damaged row: its values do not fill its record
 
     def _long_kinds(self, kind: Kinds, after: Ints) -> tuple[Kinds, Mask]:
         """Return the kinds of a column if some take two bytes, and which rows' kinds do.

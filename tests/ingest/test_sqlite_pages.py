@@ -172,6 +172,15 @@ def test_no_page_is_read_twice(tmp_path: Path) -> None:
         decode(file, 0)
 
 
+def test_a_row_whose_values_do_not_fill_it_is_damaged(tmp_path: Path) -> None:
+    """Its kind says that ``a`` has no byte instead of one, so ``b`` was read a byte early: 116, the last letter."""
+    file = write_table(tmp_path / "file.sqlite", [(number, "text" * 8, number) for number in range(60)])
+    kinds_and_a = bytes([4, 1, 77, 1, 47])  # an integer of one byte, 32 letters, an integer; a is 47
+    file.write_bytes(file.read_bytes().replace(kinds_and_a, bytes([4, 12, 77, 1, 47])))
+    with open_sqlite(file) as opened, pytest.raises(TraceError):
+        opened.read_integers("x", ("b",))
+
+
 @given(st.data())
 def test_damage_is_told_or_gives_what_sqlite_gives(data: st.DataObject) -> None:
     """Any bytes of any page but the first one: no other error, no value that SQLite does not read."""
