@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_prof.errors import TraceError, printable, shell_path
+from ddp_prof.errors import TraceError, is_from_stdin, printable, shell_path
 from ddp_prof.file_kinds import GZIP, REPORT_SUFFIXES, is_report, is_sqlite
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.manifest import SUFFIX, in_variant_order, load_manifest, manifest_path
@@ -172,7 +172,8 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
         raise TraceError(path, reason, "save it in UTF-8 without a mark, as torch.profiler writes it")
     if packed := _packed_by(head):
         reason, unpack = packed
-        raise TraceError(path, reason, f"unpack it first: {unpack} {shell_path(path)}")
+        by = f", by {unpack.split()[0]}" if is_from_stdin(path) else f": {unpack} {shell_path(path)}"
+        raise TraceError(path, reason, f"unpack it first{by}")
     if made := _made_by_us(path, head):
         raise TraceError(path, *made)
     raise TraceError(

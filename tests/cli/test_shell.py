@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import pty
@@ -145,6 +146,12 @@ def test_what_comes_from_stdin_is_named_as_it_was_given(command: str, trace: Pat
     told = json.loads(document)
     assert (told["runs"][0] if "runs" in told else told)["trace"] == "-"
     assert run(*command.split(), "-", stdin=b"").stderr.startswith("Error: -: an empty file")
+
+
+def test_what_is_packed_on_stdin_is_unpacked_before_it_comes() -> None:
+    """'gunzip -k -' was said, which names no file."""
+    packed = gzip.compress(b"SQLite format 3\0" + bytes(99))
+    assert run("info", "-", stdin=packed).stderr.endswith("torch.profiler only: unpack it first, by gunzip\n")
 
 
 def test_what_comes_from_stdin_has_a_bound(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
