@@ -27,6 +27,7 @@ from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.columns import by_number, count_noun
 from ddp_prof.table import (
+    NEVER,
     NO_TIME,
     UNKNOWN,
     Ints,
@@ -309,8 +310,10 @@ def device_blocking(
     unknown = np.concatenate([found.unknown, elsewhere, in_graphs if tells_needs else found.unneeded])
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
     needed = np.concatenate([row_of[found.consumers.collective], awaited[waits_for]])
-    lacking = _without_needs(events, collectives, needed[needed != UNKNOWN])
-    lacking = np.union1d(lacking, _without_usual_waits(events, dependencies, collectives))
+    places = _Places(events, dependencies, collectives)
+    later = places.awaited_later(trace, dependencies, steps)
+    lacking = np.setdiff1d(_without_needs(events, collectives, needed[needed != UNKNOWN]), later)
+    lacking = np.union1d(lacking, _without_usual_waits(places, dependencies, later))
     unknown = np.concatenate([unknown, lacking])
 
     is_known = np.ones(len(events), np.bool_)
@@ -369,31 +372,68 @@ def _without_needs(events: Events, collectives: Ints, needed: Ints) -> Ints:
     return found if 2 * with_needs > all_steps else found[:0]
 
 
-def _without_usual_waits(events: Events, dependencies: Dependencies, collectives: Ints) -> Ints:
+class _Places:
+    """The place of each collective among those of its step, in the order of their calls.
+
+    Steps are compared that have as many collectives.
+
+    Attributes:
+        rows, activity, step: Of each collective that is an activity in a step: its row of events, of activities, and
+            its step.
+        which: The number of its place; steps with another number of collectives have other places.
+        count: The number of places.
+    """
+
+    def __init__(self, events: Events, dependencies: Dependencies, collectives: Ints) -> None:
+        """``collectives`` are rows of ``events``."""
+        rows: Ints = collectives[(events.step[collectives] != UNKNOWN) & (events.activity[collectives] != UNKNOWN)]
+        self.rows = rows[np.lexsort((dependencies.place[events.activity[rows]], events.step[rows]))]
+        self.step, self.activity = events.step[self.rows], events.activity[self.rows]
+        of_step = np.bincount(self.step)[self.step] if len(rows) else self.step
+        first, self.which = distinct_rows(of_step, count_before(self.step))
+        self.count = len(first)
+
+    def awaited_later(self, trace: Trace, dependencies: Dependencies, steps: Steps) -> Ints:
+        """Return the collectives of the last step whose consumers may come behind the recording.
+
+        Those at their place in another step are waited for after that step only, or nothing was launched after the
+        wait.
+        """
+        awaited_ns = np.full(len(trace.activities), NEVER)
+        edges = dependencies.edges
+        np.minimum.at(awaited_ns, edges.producer, trace.synchronizations.start_ns[edges.wait])
+        is_last = self.step == len(steps) - 1
+        is_later = ~is_last & (awaited_ns[self.activity] >= steps.end_ns[self.step])
+        is_later &= awaited_ns[self.activity] != NEVER
+        may_come = (np.bincount(self.which, is_later, self.count) > 0)[self.which]
+        found: Ints = self.rows[is_last & (may_come | is_in(self.activity, dependencies.awaited))]
+        return found
+
+
+def _without_usual_waits(places: _Places, dependencies: Dependencies, later: Ints) -> Ints:
     """Return the collectives of which a wait seems to be lost, as those at the same place of most other steps have it.
 
-    A stream waits for a collective, or the collective for other work. Steps are compared that have as many collectives,
-    in the order of their calls::
+    A stream waits for a collective, or the collective for other work::
 
         awaited in step 0   W W W W
         in step 1           W . W W     one is lost
         in step 2           W W W .     one is lost
 
-    If more than half of the places differ between steps, most may be lost: then one step that has it tells it.
+    If more than half of the places differ between steps, most may be lost: then one step that has it tells it. No wait
+    is lost where what needs a collective may come behind the recording (``later``), nor for what was launched before
+    the recording.
     """
-    rows: Ints = collectives[(events.step[collectives] != UNKNOWN) & (events.activity[collectives] != UNKNOWN)]
-    rows = rows[np.lexsort((dependencies.place[events.activity[rows]], events.step[rows]))]
-    step, activity, edges = events.step[rows], events.activity[rows], dependencies.edges
-    if not len(rows):
-        return rows
-    first, which = distinct_rows(np.bincount(step)[step], count_before(step))
-    is_lost = np.zeros(len(rows), np.bool_)
-    for waits in (edges.producer, edges.consumer):
-        has_wait = is_in(activity, waits)
-        share = np.bincount(which, has_wait) / np.bincount(which)
+    activity, which, edges = places.activity, places.which, dependencies.edges
+    waits = dependencies.next_work[dependencies.is_wait & dependencies.is_resolved]
+    is_lost = np.zeros(len(activity), np.bool_)
+    for has_wait, is_there in (
+        (is_in(activity, edges.producer), is_in(places.rows, later)),
+        (is_in(activity, edges.consumer), is_in(activity, waits)),
+    ):
+        share = np.bincount(which, has_wait, places.count) / np.bincount(which, minlength=places.count)
         differs = (share > 0) & (share < 1)
-        is_lost |= ~has_wait & (share > (0 if 2 * differs.sum() > len(first) else 0.5))[which]
-    found: Ints = rows[is_lost]
+        is_lost |= ~(has_wait | is_there) & (share > (0 if 2 * differs.sum() > places.count else 0.5))[which]
+    found: Ints = places.rows[is_lost]
     return found
 
 

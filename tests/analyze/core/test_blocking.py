@@ -195,3 +195,35 @@ def test_nor_is_one_that_lost_waits_for_some_of_its_collectives(
     (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
     assert rank.blocking.by_step_ns.tolist() == still
     assert rank.blocking.coverage.reason == (NEEDS_LOST if UNKNOWN in still else None)
+
+
+def test_what_the_first_collective_of_a_recording_waits_for_may_have_been_launched_before(tmp_path: Path) -> None:
+    """Its wait was said to be lost."""
+    capture = bucket_steps(*[20] * 4)
+    capture.kernels = [kernel for kernel in capture.kernels if kernel.number != 1]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_step_ns.tolist() == [10 * US, 10 * US, 10 * US, 10 * US]
+    assert rank.blocking.coverage.reason is None
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "until_ns", "still"),
+    [
+        (550, 550, 0),  # it is waited for in the next step, which was not recorded
+        (550, 650, 0),  # the wait was, and not what follows it
+        (STEP_NS, 650, 0),
+        (STEP_NS, 550, UNKNOWN),  # others are waited for in their step
+    ],
+)
+def test_what_needs_the_last_collective_may_come_behind_the_recording(
+    step_ns: int, until_ns: int, still: int, tmp_path: Path
+) -> None:
+    """Its wait was said to be lost."""
+    capture = bucket_steps(*[20] * 4)
+    capture.ranges = [Range(f"step {step}", step * STEP_NS, step * STEP_NS + step_ns, 100) for step in range(4)]
+    last_ns = 3 * STEP_NS + until_ns
+    capture.kernels = [kernel for kernel in capture.kernels if kernel.launch is not None and kernel.launch < last_ns]
+    capture.syncs = [sync for sync in capture.syncs if sync.at < last_ns]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_step_ns.tolist() == [10 * US, 10 * US, 10 * US, still]
+    assert rank.blocking.coverage.reason == (NEEDS_LOST if still == UNKNOWN else None)
