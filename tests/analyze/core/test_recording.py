@@ -71,6 +71,12 @@ def test_a_step_without_launches_does_not_tell_how_many_the_others_always_lose()
     assert (recording.always_lost, recording.is_incomplete.any()) == (1, False)
 
 
+def test_of_a_single_step_that_always_loses_some_the_note_is_in_the_singular() -> None:
+    recording = replace(recorded_with(step_lost=[1, 0, 0, 0]), step_launches=column([400, 0, 0, 0]))
+    (told,) = recording.notes([f"step {number}" for number in range(4)])
+    assert told == "step 0 counts, although 1 launch has no activity in it"
+
+
 def test_of_a_step_that_is_damaged_twice_one_reason_is_told() -> None:
     timeless = np.array([False, True, False, False])
     recording = replace(recorded_with(step_lost=[0, 2, 0, 0]), is_timeless=timeless)
