@@ -76,6 +76,9 @@ LOST_LAUNCHES = "launches of communication in steps were not recorded"
 MOST_LOST = 0.2
 """Largest fraction of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
 
+MOST_IN_NO_PHASE = 0.05
+"""Largest fraction of the steps of a host in no phase that counts as idle, if no range names forward or optimizer."""
+
 MOST_UNNAMED = 0.01
 """Largest fraction of kernels without a name, by number or by time, with which figures are still reported."""
 
@@ -306,9 +309,16 @@ def hides_work(rank: RankEvents) -> bool:
 
 
 def lacks_phases(rank: RankEvents) -> bool:
-    """Return whether phases alone tell when a host computes, it trains, and none is named as forward or optimizer."""
-    is_by_phases = rank.device is None and not len(rank.trace.operators) and BACKWARD_PHASE in rank.phases.kind
-    return is_by_phases and not np.isin((PHASES.index(FORWARD), OPTIMIZER_PHASE), rank.phases.kind).all()
+    """Return whether a host trains, phases alone tell when it computes, and none of them is forward or optimizer.
+
+    Where its phases leave hardly any time of its steps, there was none.
+    """
+    phases, steps = rank.phases, rank.steps
+    is_by_phases = rank.device is None and not len(rank.trace.operators) and BACKWARD_PHASE in phases.kind
+    if not is_by_phases or np.isin((PHASES.index(FORWARD), OPTIMIZER_PHASE), phases.kind).all():
+        return False
+    within = union(steps.start_ns, steps.end_ns)
+    return (within - union(phases.start_ns, phases.end_ns)).length_ns > MOST_IN_NO_PHASE * within.length_ns
 
 
 def hides_compute(rank: RankEvents) -> bool:

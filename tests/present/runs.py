@@ -37,6 +37,7 @@ def cpu_run(steps: int = 2, shift: int = 0) -> Trace:
             "forward": ".####..............." * steps,
             "backward": "......######........" * steps,
             "synchronize": "............####...." * steps,
+            "optimizer": "................#..." * steps,
             "all_reduce|bucket=0|bytes=1048576|params=2": collective * steps,
         },
         ranks={4242: 0},

@@ -10,6 +10,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
+    SYNCHRONIZE_PHASE,
     Events,
     are_gloo_events,
     begin_with_copies,
@@ -207,10 +208,10 @@ class _Builder:
         is_ours = bool(self._declared("backend") or parse_ranges(self.trace.names, *COLLECTIVES))
         # If there are fewer operators than collectives, operators were not recorded completely.
         # A variant marks its waits by itself; only where the trainer is marked, too, do ranges tell when it computed.
-        marks_all = np.isin(range(len(PHASES)), self.phases.kind).all() and not self.is_gloo.any()
+        marks_waits = np.isin((SYNCHRONIZE_PHASE, BACKWARD_PHASE), self.phases.kind).all() and not self.is_gloo.any()
         if self.process in self.trace.on_devices:  # of which nothing was recorded
             events = empty(Events)
-        elif 0 < len(self.ranges) <= len(operators) and not (is_ours and marks_all):
+        elif 0 < len(self.ranges) <= len(operators) and not (is_ours and marks_waits):
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if backward == "none" and operators.is_backward.any():
                 backward = "inferred"
