@@ -146,6 +146,8 @@ class Recording:
         lost_ns: Start of each of these calls that has no activity, because the profiler lost it.
         are_unnumbered: Whether launches without an activity are not lost, because activities lack their numbers.
         step_launches: Number of calls that launched something in each step.
+        precedes_other_work: For each step, whether much was launched between it and the next one; see
+            :func:`_precede_other_work`.
         step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
         step_collectives: Number of activities that communicate and were launched in each step.
         step_lost_copies: Number of calls for copies or memory sets in each step without an activity; 0 if none has one.
@@ -174,6 +176,7 @@ class Recording:
     lost_ns: Ints
     are_unnumbered: bool
     step_launches: Ints
+    precedes_other_work: Mask
     step_lost: Ints
     step_collectives: Ints
     step_lost_copies: Ints
@@ -414,6 +417,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         lost_ns=trace.calls.start_ns[lost[:0] if are_unnumbered else lost],
         are_unnumbered=are_unnumbered,
         step_launches=step_launches,
+        precedes_other_work=_precede_other_work(trace, process, steps),
         step_lost=step_lost,
         step_collectives=step_collectives,
         step_lost_copies=step_lost_copies,
@@ -436,6 +440,22 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         unlaunched=0.0,
     )
     return replace(found, unlaunched=_measure_unlaunched(trace, process, select(steps, found.is_incomplete)))
+
+
+def _precede_other_work(trace: Trace, process: int, steps: Steps) -> Mask:
+    """Return the steps between which and the next one half as much as in a step was launched, and more than usual.
+
+    It may be a step whose range was lost, or a validation: the time until the next step begins is no length of a step.
+    """
+    is_mine = (trace.activities.process == process) & (trace.launching_calls != UNKNOWN)
+    has_activity = np.zeros(len(trace.calls), np.bool_)
+    has_activity[trace.launching_calls[is_mine]] = True
+    launch_ns = np.sort(trace.calls.start_ns[has_activity], kind="stable")  # nearly in order
+    begun, ended = (np.searchsorted(launch_ns, at_ns) for at_ns in (steps.start_ns, steps.end_ns))
+    between, found = begun[1:] - ended[:-1], np.zeros(len(steps), np.bool_)
+    if len(between) and (usual := np.median(ended - begun)):
+        found[:-1] = 2 * (between - np.median(between)) >= usual
+    return found
 
 
 def _are_alike(calls_ns: Ints, lost_ns: Ints, steps: Steps) -> bool:

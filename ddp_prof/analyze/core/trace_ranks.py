@@ -266,6 +266,9 @@ class _Builder:
             start_ns, end_ns = events.start_ns.min(keepdims=True), events.end_ns.max(keepdims=True)
             steps = Steps(np.array([UNKNOWN]), start_ns, end_ns, np.zeros(1, np.bool_))
             events = replace(events, step=np.zeros(len(events), np.int64))
+        is_followed = _are_followed(steps)
+        if has_steps:
+            is_followed &= ~self.recording.precedes_other_work
         return RankEvents(
             trace=self.trace,
             process=self.process,
@@ -273,7 +276,7 @@ class _Builder:
             rank=self.trace.ranks.get(self.process),
             events=events,
             steps=steps,
-            is_followed=_are_followed(steps) & ~_precede_other_work(self.trace, self.process, steps),
+            is_followed=is_followed,
             phases=self.phases,
             collective_ranges=self.ranges,
             has_steps=has_steps,
@@ -297,18 +300,3 @@ def _are_followed(steps: Steps) -> Mask:
     is_later = (number[1:] != UNKNOWN) & (number[:-1] != UNKNOWN) & (by > 0)
     is_far = is_later & (by > np.median(by[is_later], keepdims=True)) if is_later.any() else is_later
     return np.append(~is_far, False)[: len(steps)]
-
-
-def _precede_other_work(trace: Trace, process: int, steps: Steps) -> Mask:
-    """Return the steps between which and the next one half as much as in a step was launched, and more than usual.
-
-    It may be a step whose range was lost, or a validation: the time until the next step begins is no length of a step.
-    """
-    calls = np.unique(trace.launching_calls[(trace.activities.process == process) & (trace.launching_calls != UNKNOWN)])
-    launch_ns = np.sort(trace.calls.start_ns[calls])
-    begun, ended = (np.searchsorted(launch_ns, at) for at in (steps.start_ns, steps.end_ns))
-    between, usual = begun[1:] - ended[:-1], np.median(ended - begun) if len(steps) else 0
-    found = np.zeros(len(steps), np.bool_)
-    if len(between) and usual:
-        found[:-1] = 2 * (between - np.median(between)) >= usual
-    return found
