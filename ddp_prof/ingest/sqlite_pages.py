@@ -90,7 +90,8 @@ class TablePages:
             most = max(1, BATCH_BYTES // head.page_bytes)
             buffer = np.zeros(most * head.page_bytes + _PADDING, np.uint8)
             for at in range(0, len(leaves), most):
-                rows = PageRows(_read_pages(file, head, leaves[at : at + most], buffer), head, columns)
+                data = _read_pages(file, head, leaves[at : at + most], buffer)
+                rows = PageRows(data, head, columns, may_be_empty=len(leaves) == 1)
                 if len(rows):
                     yield rows
 
@@ -232,15 +233,18 @@ class PageRows:
         data: The leaves, and padding.
         head: Head of the database.
         columns: The columns that can be asked for.
+        may_be_empty: Whether a leaf may have no row, as the only one of a table without rows.
 
     Raises:
-        UnusualPagesError: A row is damaged, goes on in other pages, or lacks a column.
+        UnusualPagesError: A row is damaged, goes on in other pages, or lacks a column; or a leaf lacks its rows.
     """
 
-    def __init__(self, data: Bytes, head: _Head, columns: Sequence[int]) -> None:
+    def __init__(self, data: Bytes, head: _Head, columns: Sequence[int], *, may_be_empty: bool) -> None:
         """Find where each row, its record and the values of the columns begin; see the class for the parameters."""
         self._data, self._encoding = data, head.encoding
         base, count, row = _find_rows(data, head, _LEAF, _HEAD_OF_LEAF)
+        if not may_be_empty and not count.all():
+            raise UnusualPagesError
         self._count = len(row)
         self._values: dict[int, _Value] = {}
         if not self._count:

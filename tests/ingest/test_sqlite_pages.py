@@ -181,6 +181,17 @@ def test_a_row_whose_values_do_not_fill_it_is_damaged(tmp_path: Path) -> None:
         opened.read_integers("x", ("b",))
 
 
+def test_a_leaf_without_rows_beside_others_is_damaged(tmp_path: Path) -> None:
+    """Its number of rows was lost: twelve rows were left out, and nothing said so."""
+    file = write_table(tmp_path / "file.sqlite", [(number, "text" * 8, number) for number in range(60)])
+    held = bytearray(file.read_bytes())
+    assert (held[3 * PAGE], held[3 * PAGE + 4]) == (13, 12)  # a leaf, and its number of rows
+    held[3 * PAGE + 4] = 0
+    file.write_bytes(held)
+    with open_sqlite(file) as opened, pytest.raises(TraceError):
+        opened.read_integers("x", ("b",))
+
+
 @given(st.data())
 def test_damage_is_told_or_gives_what_sqlite_gives(data: st.DataObject) -> None:
     """Any bytes of any page but the first one: no other error, no value that SQLite does not read."""
