@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from ddp_prof.analyze import why_unknown
+from ddp_prof.analyze import quality, why_unknown
 from ddp_prof.analyze.core import counted_steps, recording
 from ddp_prof.analyze.core.call_numbers import StepNumbers
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -66,6 +66,9 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(RankEvents, "lacks_copies", False)
         # Where most kernels take no time, what they hide is not known: test_unknown_work.py.
         patch.setattr(why_unknown, "lacks_durations_of_compute", lambda _: False)
+        # Where no range names a phase of a host: test_overlap.py.
+        for module in (why_unknown, quality):
+            patch.setattr(module, "lacks_phases", lambda _: False)
         yield patch
 
 

@@ -396,8 +396,8 @@ class _Places:
     def awaited_later(self, trace: Trace, dependencies: Dependencies, steps: Steps) -> Ints:
         """Return the collectives of the last step whose consumers may come behind the recording.
 
-        Those at their place in another step are waited for after that step only, or nothing was launched after the
-        wait.
+        Those at their place in most other steps are waited for after that step only, or nothing was launched after the
+        wait, as it is in most other steps.
         """
         awaited_ns = np.full(len(trace.activities), NEVER)
         edges = dependencies.edges
@@ -405,8 +405,14 @@ class _Places:
         is_last = self.step == len(steps) - 1
         is_later = ~is_last & (awaited_ns[self.activity] >= steps.end_ns[self.step])
         is_later &= awaited_ns[self.activity] != NEVER
-        may_come = (np.bincount(self.which, is_later, self.count) > 0)[self.which]
-        found: Ints = self.rows[is_last & (may_come | is_in(self.activity, dependencies.awaited))]
+        has_unused = dependencies.next_work[dependencies.awaited_by] == UNKNOWN
+        is_unused = is_in(self.activity, dependencies.awaited[has_unused])
+        of_later, of_unused, of_others = (
+            np.bincount(self.which, rows, self.count) for rows in (is_later, is_unused & ~is_last, ~is_last)
+        )
+        may_come = ((of_later > 0) & (2 * of_later >= of_others))[self.which]
+        may_come |= is_unused & (2 * of_unused < of_others)[self.which]
+        found: Ints = self.rows[is_last & may_come]
         return found
 
 
