@@ -227,3 +227,14 @@ def test_what_needs_the_last_collective_may_come_behind_the_recording(
     (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
     assert rank.blocking.by_step_ns.tolist() == [10 * US, 10 * US, 10 * US, still]
     assert rank.blocking.coverage.reason == (NEEDS_LOST if still == UNKNOWN else None)
+
+
+def test_nor_is_the_last_step_where_a_stream_without_work_waits_in_each_step(tmp_path: Path) -> None:
+    """Its wait seemed to be for what comes behind the recording, and the lost one not to be lost."""
+    capture = bucket_steps(*[20] * 3)
+    for step in range(3):
+        at, number = step * STEP_NS + 900, 10 * step + 10
+        capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", at, number, 30, event=5, sync_id=42 + 2 * step))
+    capture.syncs = [one for one in capture.syncs if one.at != 2 * STEP_NS + 600]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_step_ns.tolist() == [10 * US, 10 * US, UNKNOWN]
