@@ -44,7 +44,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Trace
+from ddp_prof.trace import Category, Synchronizations, SyncKind, Trace
 
 HELD_BY = ("collective", "operation before", "launch", "other wait")
 """What a consumer waited for last: a collective, the operation before it on its stream, its launch, or another wait."""
@@ -313,7 +313,8 @@ def device_blocking(
     places = _Places(events, dependencies, collectives)
     later = places.awaited_later(trace, dependencies, steps)
     lacking = np.setdiff1d(_without_needs(events, collectives, needed[needed != UNKNOWN]), later)
-    lacking = np.union1d(lacking, _without_usual_waits(places, dependencies, later))
+    event_calls = _count_event_calls(calls, steps, is_in(calls.process, trace.activities.process[is_mine][:1]))
+    lacking = np.union1d(lacking, _without_usual_waits(places, dependencies, later, event_calls))
     unknown = np.concatenate([unknown, lacking])
 
     is_known = np.ones(len(events), np.bool_)
@@ -416,7 +417,14 @@ class _Places:
         return found
 
 
-def _without_usual_waits(places: _Places, dependencies: Dependencies, later: Ints) -> Ints:
+def _count_event_calls(calls: Synchronizations, steps: Steps, is_mine: Mask) -> list[Ints]:
+    """Return for each step how many calls record events, and how many let streams wait for them."""
+    kinds = (SyncKind.RECORD, SyncKind.STREAM_WAIT)
+    found = (steps.index_at(calls.start_ns[is_mine & (calls.kind == kind)]) for kind in kinds)
+    return [np.bincount(step[step != UNKNOWN], minlength=len(steps)) for step in found]
+
+
+def _without_usual_waits(places: _Places, dependencies: Dependencies, later: Ints, event_calls: list[Ints]) -> Ints:
     """Return the collectives of which a wait seems to be lost, as those at the same place of most other steps have it.
 
     A stream waits for a collective, or the collective for other work::
@@ -427,7 +435,8 @@ def _without_usual_waits(places: _Places, dependencies: Dependencies, later: Int
 
     If more than half of the places differ between steps, most may be lost: then one step that has it tells it. No wait
     is lost where what needs a collective may come behind the recording (``later``), nor for what was launched before
-    the recording.
+    the recording; nor in a step that has a wait for none of its collectives, but no fewer ``event_calls`` of each kind
+    than another one that has some.
     """
     activity, which, edges = places.activity, places.which, dependencies.edges
     waits = dependencies.next_work[dependencies.is_wait & dependencies.is_resolved]
@@ -438,7 +447,10 @@ def _without_usual_waits(places: _Places, dependencies: Dependencies, later: Int
     ):
         share = np.bincount(which, has_wait, places.count) / np.bincount(which, minlength=places.count)
         differs = (share > 0) & (share < 1)
-        is_lost |= ~(has_wait | is_there) & (share > (0 if 2 * differs.sum() > places.count else 0.5))[which]
+        lacks_it = ~(has_wait | is_there) & (share > (0 if 2 * differs.sum() > places.count else 0.5))[which]
+        has_some = np.bincount(places.step, has_wait, len(event_calls[0])) > 0
+        has_all = [counts >= counts[has_some].min(initial=np.iinfo(np.int64).max) for counts in event_calls]
+        is_lost |= lacks_it & (has_some | ~np.all(has_all, axis=0))[places.step]
     found: Ints = places.rows[is_lost]
     return found
 

@@ -197,6 +197,21 @@ def test_nor_is_one_that_lost_waits_for_some_of_its_collectives(
     assert rank.blocking.coverage.reason == (NEEDS_LOST if UNKNOWN in still else None)
 
 
+@pytest.mark.parametrize(("has_calls", "still"), [(True, [10 * US, 0, 0, 0]), (False, [10 * US, *[UNKNOWN] * 3])])
+def test_steps_with_all_calls_whose_waits_are_for_other_work_have_lost_none(
+    has_calls: bool, still: list[int], tmp_path: Path
+) -> None:
+    """All waits are for events of step 0, as those that are recorded again have no row; or their calls were lost."""
+    capture = bucket_steps(*[20] * 4)
+    capture.syncs = [
+        replace(one, sync_id=4294967295, has_row=one.at < STEP_NS or "Record" not in one.call)
+        for one in capture.syncs
+        if has_calls or one.at < STEP_NS or "Record" not in one.call
+    ]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_step_ns.tolist() == still
+
+
 def test_what_the_first_collective_of_a_recording_waits_for_may_have_been_launched_before(tmp_path: Path) -> None:
     """Its wait was said to be lost."""
     capture = bucket_steps(*[20] * 4)
