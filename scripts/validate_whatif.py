@@ -30,7 +30,6 @@ from ddp_prof.analyze.what_if.prediction import MOST_OFF, Predictor
 from ddp_prof.analyze.what_if.questions import BUCKET_SIZE, Question
 from ddp_prof.analyze.what_if.rules import fill_until_reached
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
-from ddp_prof.table import UNKNOWN
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -185,7 +184,6 @@ def structure_of(times: Times, mb: int) -> RankStructure:
         start_ns=column["start"],
         end_ns=column["end"],
         bytes=np.array([SIZES[members].sum() for members in buckets]),
-        params=np.full(len(buckets), UNKNOWN),
         sizes_from="ranges",
         beside_ns={
             "start": nothing[:, last],
