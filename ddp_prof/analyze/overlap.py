@@ -53,15 +53,13 @@ from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
 from ddp_prof.analyze.step_levels import LevelChange, find_level_change
 from ddp_prof.analyze.why_unknown import (
     LOST,
-    NO_BEGIN,
     NO_COMMUNICATION,
     NOT_TIMED,
     NOTHING,
     has_no_usable_events,
     hides_compute,
-    hides_graphs,
     hides_work,
-    lacks_durations,
+    lacks_times_of_communication,
     loses_launches,
     why_unknown,
 )
@@ -548,12 +546,7 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
         of_steps |= Hidden.CALLS
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
-    communicates = np.any(rank.events.category == Category.COMMUNICATION)
-    if (
-        reason == NO_BEGIN
-        or lacks_durations(rank, Category.COMMUNICATION)
-        or (comm_ns == 0 and communicates and not hides_graphs(rank))
-    ):
+    if lacks_times_of_communication(rank, reason, comm_ns):
         of_rank, of_steps = Hidden.DURATIONS, of_steps | Hidden.COMMUNICATION  # in warm-up steps, too
     elif comm_ns == 0 and reason not in (None, NO_COMMUNICATION):
         of_steps |= Hidden.COMMUNICATION

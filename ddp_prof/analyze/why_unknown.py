@@ -336,6 +336,15 @@ def lacks_durations_of_compute(rank: RankEvents) -> bool:
     return lacks_durations(rank, Category.COMPUTE)
 
 
+def lacks_times_of_communication(rank: RankEvents, reason: str | None, comm_ns: int) -> bool:
+    """Return whether it is not known when the rank's collectives ran, in warm-up steps, too.
+
+    ``reason`` is why its overlap is not known, ``None`` if it is; ``comm_ns`` is the length of its communication.
+    """
+    takes_no_time = comm_ns == 0 and np.any(rank.events.category == Category.COMMUNICATION) and not hides_graphs(rank)
+    return bool(reason == NO_BEGIN or lacks_durations(rank, Category.COMMUNICATION) or takes_no_time)
+
+
 def lacks_durations(rank: RankEvents, category: Category) -> bool:
     """Return whether most kernels of a category take no time."""
     events = rank.events

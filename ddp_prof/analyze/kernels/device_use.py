@@ -36,6 +36,7 @@ from ddp_prof.analyze.why_unknown import (
     has_no_usable_events,
     hides_compute,
     hides_work,
+    lacks_times_of_communication,
     why_unknown,
     why_unknown_work,
 )
@@ -223,9 +224,9 @@ class DeviceUse(FrameResult):
 
 def measure_rank_use(rank: RankEvents) -> RankUse:
     """Return how the device of a rank spent its time."""
-    communicates = rank.union_of(Category.COMMUNICATION).length_ns > 0
-    is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_compute(rank) and communicates)
-    is_unknown |= why_unknown(rank) in NOT_TIMED
+    reason, comm_ns = why_unknown(rank), rank.union_of(Category.COMMUNICATION).length_ns
+    is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_compute(rank) and comm_ns > 0)
+    is_unknown |= reason in NOT_TIMED or lacks_times_of_communication(rank, reason, comm_ns)
     hidden = () if is_unknown else measure_hidden(rank)
     return RankUse(
         process=rank.process,
