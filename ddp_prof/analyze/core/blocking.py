@@ -38,6 +38,7 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
     empty,
+    is_among,
     is_in,
     parts_of,
     positions,
@@ -407,7 +408,7 @@ class _Places:
         is_later = ~is_last & (awaited_ns[self.activity] >= steps.end_ns[self.step])
         is_later &= awaited_ns[self.activity] != NEVER
         has_unused = dependencies.next_work[dependencies.awaited_by] == UNKNOWN
-        is_unused = is_in(self.activity, dependencies.awaited[has_unused])
+        is_unused = is_among(self.activity, dependencies.awaited[has_unused])
         of_later, of_unused, of_others = (
             np.bincount(self.which, rows, self.count) for rows in (is_later, is_unused & ~is_last, ~is_last)
         )
@@ -442,8 +443,8 @@ def _without_usual_waits(places: _Places, dependencies: Dependencies, later: Int
     waits = dependencies.next_work[dependencies.is_wait & dependencies.is_resolved]
     is_lost = np.zeros(len(activity), np.bool_)
     for has_wait, is_there in (
-        (is_in(activity, edges.producer), is_in(places.rows, later)),
-        (is_in(activity, edges.consumer), is_in(activity, waits)),
+        (is_among(activity, edges.producer), is_in(places.rows, later)),
+        (is_among(activity, edges.consumer), is_among(activity, waits)),
     ):
         share = np.bincount(which, has_wait, places.count) / np.bincount(which, minlength=places.count)
         differs = (share > 0) & (share < 1)

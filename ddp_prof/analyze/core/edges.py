@@ -399,42 +399,42 @@ class HostCalls:
         self.thread, self.place = calls.thread[rows], dependencies.call_place[rows]
         self.start_ns, self.end_ns = calls.start_ns[rows], calls.end_ns[rows]
 
+        # Calls that copy, that wait for the whole device, and that wait for a stream or an event.
+        kind = calls.kind[rows]
+        copying, of_device = (np.flatnonzero(kind == one) for one in (SyncKind.COPY, SyncKind.HOST_WAIT_DEVICE))
+        of_stream = np.flatnonzero((kind != SyncKind.COPY) & (kind != SyncKind.HOST_WAIT_DEVICE))
         # The last operation before the call on its stream or, of a wait for an event, before the event's record.
-        kind, each = calls.kind[rows], np.arange(len(rows))
         launches = Sequences(stream, dependencies.place[work])
-        by_event = kind == SyncKind.HOST_WAIT_EVENT
-        mark = np.where(by_event, calls.awaits[rows], rows)  # the record of the event, or the call itself
-        marked = dependencies.call_stream, dependencies.call_place
-        on_stream = launches.last_before(*(take_or_unknown(column, mark) for column in marked))
+        by_event = kind[of_stream] == SyncKind.HOST_WAIT_EVENT
+        mark = np.where(by_event, calls.awaits[rows[of_stream]], rows[of_stream])  # the record, or the call itself
+        marked = [take_or_unknown(column, mark) for column in (dependencies.call_stream, dependencies.call_place)]
+        on_stream = launches.last_before(*marked)
         copies = np.flatnonzero(trace.activities.kind[work] == Kind.COPY)
         # A copying call waits for its own copy: if several copies have the call's correlation id, the last one launched
         # not after the call (hence + 1). np.unique turns positions into ranks, which are small numbers.
-        _, number = distinct_rows(np.concatenate([trace.activities.correlation[work[copies]], calls.correlation[rows]]))
-        _, place = np.unique(np.concatenate([dependencies.place[work[copies]], self.place]), return_inverse=True)
+        of_copies, of_calls = trace.activities.correlation[work[copies]], calls.correlation[rows[copying]]
+        _, number = distinct_rows(np.concatenate([of_copies, of_calls]))
+        places = np.concatenate([dependencies.place[work[copies]], self.place[copying]])
+        _, place = np.unique(places, return_inverse=True)
         by_number = Sequences(number[: len(copies)], place[: len(copies)])
         copy = take_or_unknown(copies, by_number.last_before(number[len(copies) :], place[len(copies) :] + 1))
+        awaits, awaited = [copying, of_stream], [copy, on_stream]
+        # A call that waits for the whole device waits for the last operation of each stream.
+        for one in distinct(stream) if len(of_device) else ():
+            awaits.append(of_device)
+            awaited.append(launches.last_before(np.full(len(of_device), one), self.place[of_device]))
         # If the stream was itself made to wait since then, the call waits for the same, as in a barrier of torch.
         row_of = positions(work, len(trace.activities))
         producer, waits = row_of[dependencies.awaited], dependencies.awaited_by
         since = take_or_unknown(dependencies.place[work], on_stream)
-        made_to_wait = []
         for one in distinct(take_or_unknown(stream, producer[producer != UNKNOWN])):
             of_one = np.flatnonzero(take_or_unknown(stream, producer) == one)
             places = dependencies.call_place[waits[of_one]]
-            last = Sequences(dependencies.call_stream[waits[of_one]], places).last_before(
-                *(take_or_unknown(column, mark) for column in marked)
-            )
-            is_pending = (last != UNKNOWN) & (kind != SyncKind.HOST_WAIT_DEVICE) & (kind != SyncKind.COPY)
-            is_pending &= take_or_unknown(places, last) > since
-            made_to_wait.append(np.where(is_pending, take_or_unknown(producer[of_one], last), UNKNOWN))
-        # A call that waits for the whole device waits for the last operation of each stream.
-        is_device = kind == SyncKind.HOST_WAIT_DEVICE
-        awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
-        for one in distinct(stream):
-            last = launches.last_before(np.full(len(rows), one), self.place)
-            awaited.append(np.where(is_device, last, UNKNOWN))
-        awaited += made_to_wait
-        self.awaits, self.awaited = np.tile(each, len(awaited)), np.concatenate(awaited)
+            last = Sequences(dependencies.call_stream[waits[of_one]], places).last_before(*marked)
+            is_pending = (last != UNKNOWN) & (take_or_unknown(places, last) > since)
+            awaits.append(of_stream)
+            awaited.append(np.where(is_pending, take_or_unknown(producer[of_one], last), UNKNOWN))
+        self.awaits, self.awaited = np.concatenate(awaits), np.concatenate(awaited)
         # An operation that ends after the call returned was not what it waited for.
         end_ns = trace.activities.end_ns[work]
         ends = take_or_unknown(end_ns, self.awaited, NO_TIME)
