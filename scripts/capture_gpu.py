@@ -321,7 +321,7 @@ class CaptureSlice:
         note.write_text(f"{result}\n")
 
     def _seconds_left(self) -> int:
-        return round(self._options.minutes * 60 - PACKING_S - (time.monotonic() - self._began))
+        return round(float(self._options.minutes) * 60 - PACKING_S - (time.monotonic() - self._began))
 
     def _run(self, *command: str | Path) -> int:
         words = list(map(str, command))
