@@ -45,7 +45,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Synchronizations, SyncKind, Trace
+from ddp_prof.trace import Category, SyncKind, Trace
 
 HELD_BY = ("collective", "operation before", "launch", "other wait")
 """What a consumer waited for last: a collective, the operation before it on its stream, its launch, or another wait."""
@@ -311,11 +311,7 @@ def device_blocking(
     unknown = np.concatenate([found.unknown, elsewhere, in_graphs if tells_needs else found.unneeded])
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
     needed = np.concatenate([row_of[found.consumers.collective], awaited[waits_for]])
-    places = _Places(events, dependencies, collectives)
-    later = places.awaited_later(trace, dependencies, steps)
-    lacking = np.setdiff1d(_without_needs(events, collectives, needed[needed != UNKNOWN]), later)
-    event_calls = _count_event_calls(calls, steps, is_in(calls.process, trace.activities.process[is_mine][:1]))
-    lacking = np.union1d(lacking, _without_usual_waits(places, dependencies, later, event_calls))
+    lacking = _without_waits(trace, dependencies, events, collectives, steps, needed[needed != UNKNOWN])
     unknown = np.concatenate([unknown, lacking])
 
     is_known = np.ones(len(events), np.bool_)
@@ -360,6 +356,25 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _without_waits(
+    trace: Trace, dependencies: Dependencies, events: Events, collectives: Ints, steps: Steps, needed: Ints
+) -> Ints:
+    """Return the collectives of which waits seem to be lost: all of their step, or some that most other steps have.
+
+    ``collectives``, ``needed`` and the result are rows of ``events``; ``needed`` are those that something needs.
+    """
+    places, calls = _Places(events, dependencies, collectives), trace.synchronizations
+    later = places.awaited_later(trace, dependencies, steps)
+    of_steps = np.setdiff1d(_without_needs(events, collectives, needed), later)
+    # How many calls of each step record events, and how many let streams wait for them.
+    is_mine = is_in(calls.process, trace.activities.process[places.activity[:1]])
+    event_calls = []
+    for kind in (SyncKind.RECORD, SyncKind.STREAM_WAIT):
+        step = steps.index_at(calls.start_ns[is_mine & (calls.kind == kind)])
+        event_calls.append(np.bincount(step[step != UNKNOWN], minlength=len(steps)))
+    return np.union1d(of_steps, _without_usual_waits(places, dependencies, later, event_calls))
 
 
 def _without_needs(events: Events, collectives: Ints, needed: Ints) -> Ints:
@@ -416,13 +431,6 @@ class _Places:
         may_come |= is_unused & (2 * of_unused < of_others)[self.which]
         found: Ints = self.rows[is_last & may_come]
         return found
-
-
-def _count_event_calls(calls: Synchronizations, steps: Steps, is_mine: Mask) -> list[Ints]:
-    """Return for each step how many calls record events, and how many let streams wait for them."""
-    kinds = (SyncKind.RECORD, SyncKind.STREAM_WAIT)
-    found = (steps.index_at(calls.start_ns[is_mine & (calls.kind == kind)]) for kind in kinds)
-    return [np.bincount(step[step != UNKNOWN], minlength=len(steps)) for step in found]
 
 
 def _without_usual_waits(places: _Places, dependencies: Dependencies, later: Ints, event_calls: list[Ints]) -> Ints:
