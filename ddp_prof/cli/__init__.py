@@ -115,7 +115,11 @@ class Commands(click.Group):
         sys.stdout, sys.stderr = (stream or ClosedStream() for stream in (sys.stdout, sys.stderr))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
-        return super().main(*args, **extra)
+        try:
+            return super().main(*args, **extra)
+        finally:
+            if self.is_program:
+                gc.freeze()  # else Python searches all objects for cycles before the process ends
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)

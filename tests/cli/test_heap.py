@@ -1,8 +1,9 @@
-"""The command line lets all threads take memory from one heap."""
+"""The command line lets all threads take memory from one heap, and ends without a search for cycles."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import subprocess
@@ -75,3 +76,27 @@ def test_threads_get_no_heaps_of_their_own() -> None:
     )
     assert one <= several
     assert one < 8 * 8 + 64  # the stacks of eight threads
+
+
+def test_the_program_ends_without_a_search_for_cycles() -> None:
+    program = (
+        "import atexit, gc, sys\n"
+        "from ddp_prof.__main__ import main\n"
+        "sys.argv[1:] = ['--version']\n"
+        "atexit.register(lambda: print(len(gc.get_objects())))\n"
+        "main()\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(told.stdout.splitlines()[-1]) < 100  # the objects that a search would look at
+
+
+def test_a_program_that_runs_a_command_keeps_its_search_for_cycles() -> None:
+    before = gc.get_freeze_count()
+    run("--version")
+    assert gc.get_freeze_count() == before
