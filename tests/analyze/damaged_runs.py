@@ -22,7 +22,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ddp_prof.analyze import quality, why_unknown
-from ddp_prof.analyze.core import counted_steps, recording
+from ddp_prof.analyze.core import counted_steps, lost_calls, recording
 from ddp_prof.analyze.core.call_numbers import StepNumbers
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.ingest import collectives, enrich
@@ -53,8 +53,8 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         # Reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
         patch.setattr(StepNumbers, "is_whole", lambda *_, **__: False)
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
-            patch.setattr(recording, rule, lambda *_: False)
-        patch.setattr(recording, "_count_silent_ranges", lambda _, __, steps: (np.zeros(len(steps), np.int64),) * 2)
+            patch.setattr(lost_calls, rule, lambda *_: False)
+        patch.setattr(lost_calls, "_count_silent_ranges", lambda _, __, steps: (np.zeros(len(steps), np.int64),) * 2)
         patch.setattr(
             recording, "_count_lost_copies", lambda _, __, steps: (np.zeros(len(steps), np.int64), True, True)
         )

@@ -370,10 +370,10 @@ def _without_waits(
     of_steps = np.setdiff1d(_without_needs(events, collectives, needed), later)
     # How many calls of each step record events, and how many let streams wait for them.
     is_mine = is_in(calls.process, trace.activities.process[places.activity[:1]])
-    event_calls = []
-    for kind in (SyncKind.RECORD, SyncKind.STREAM_WAIT):
-        step = steps.index_at(calls.start_ns[is_mine & (calls.kind == kind)])
-        event_calls.append(np.bincount(step[step != UNKNOWN], minlength=len(steps)))
+    event_calls = [
+        steps.count_at(calls.start_ns[is_mine & (calls.kind == kind)])
+        for kind in (SyncKind.RECORD, SyncKind.STREAM_WAIT)
+    ]
     return np.union1d(of_steps, _without_usual_waits(places, dependencies, later, event_calls))
 
 

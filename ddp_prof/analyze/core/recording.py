@@ -14,16 +14,8 @@ Incomplete steps are no samples: they and their events are left out, as warm-up 
 
 A step that lost copies is not complete, either. But if most steps lost some, or all that communicate, these copies hide
 no more than the figures that need them (``hides_copies``), unless they may communicate: what communicates, and computes
-beside it, was recorded. A step that launches less, such as a micro-batch without communication, loses nothing and is
-complete. But a profiler may lose the calls, too, for example if its buffer keeps the last ones only. So a step is not
-complete, either, if no launch was recorded in it although other steps launch, or if a part of its launches seems to be
-lost: it launches nothing in a phase in which all other steps launch, or it lies beside a step without launches and has
-fewer than any other, or it has fewer than any other and work whose number lies between those of its calls and is that
-of none, or it is the first or the last one and launches much less than the others, which launch the same, or it lacks
-some of what most steps launch, where the numbers of its calls jump as far as over it in those steps; or if it has fewer
-nodes of CUDA graphs than most steps that launch as much; or if nothing that communicates was launched in a range of a
-collective, although it is in most ranges of that name. A step that launches less than others, or nothing, is complete
-all the same if the numbers of its calls tell that none was lost, see :mod:`.call_numbers`.
+beside it, was recorded. Nor is a step complete that seems to have lost calls with all that they launched, see
+:mod:`.lost_calls`.
 
 *One clock.* Nothing begins before it is launched, a host that waits for work does not return before its end, and some
 of what follows idle time of its device begins soon after its launch (if the device has a backlog all the time, a wait
@@ -34,22 +26,18 @@ Figures that need only the device's clock stay, unless its unit is another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
 
 import numpy as np
 
-from ddp_prof.analyze.core.call_numbers import StepNumbers, find_step_numbers
+from ddp_prof.analyze.core.lost_calls import StepLaunches, find_lost_calls, names_of_collectives
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.columns import by_number
-from ddp_prof.communication import DEVICE_BARRIER, NCCL_RANGE, operation_of
+from ddp_prof.communication import DEVICE_BARRIER, operation_of
 from ddp_prof.notes import Doubt
-from ddp_prof.range_names import COLLECTIVES, parse_ranges
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
-    Floats,
     Ints,
     Mask,
     distinct,
@@ -98,25 +86,6 @@ MOST_ALWAYS_LOST = 0.01
 A step is then incomplete only if it lacks more activities than the step that lacks the fewest.
 """
 
-CUT_SHARE = 0.9
-"""The first or the last step seems to be cut off if it launches less than this fraction of any other step."""
-
-LEAST_REACH = 0.5
-"""Smallest fraction of the ranges of other steps through which launches reach, for a step to seem cut off by it."""
-
-SHORT_OF = 0.7
-"""Its own launches then reach through less than this part of that fraction."""
-
-LEAST_ALIKE = 3
-"""Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
-incomplete."""
-
-MOST_UNUSUAL = 0.05
-"""Largest fraction of its launches, or else one, that other steps do not have, for a step that lacks some of theirs."""
-
-_MOST_COMPARED = 64
-"""Largest number of steps with which one that lacks some launches is compared."""
-
 MICROSECOND_NS = 1000
 
 MOST_UNLAUNCHED = 0.1
@@ -124,9 +93,6 @@ MOST_UNLAUNCHED = 0.1
 
 MOST_NAMED = 8
 """Largest number of steps whose numbers a note lists."""
-
-GROUP_END = "ncclGroupEnd"
-"""NCCL's call that launches the collectives of a group."""
 
 UNITS = "times of host and device are in different units in this capture, so no time of the device is known"
 
@@ -160,7 +126,8 @@ class Recording:
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
         is_partial: For each step, whether the calls of a part of it seem to be lost, too.
         step_ranges: Number of ranges of collectives in each step.
-        step_silent_ranges: Number of these in which a collective seems to be lost; see :func:`_count_silent_ranges`.
+        step_silent_ranges: Number of these in which a collective seems to be lost; see
+            :mod:`.lost_calls`.
         launched: Number of activities whose launch is known.
         early: Number of these activities that begin before their launch.
         late: Number of these activities that follow idle time, if all of the process begin late; else 0.
@@ -381,55 +348,39 @@ def name_steps(names: list[str], chosen: Mask) -> str:
 def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> Recording:
     """Return what was recorded of a process; without steps, the columns of steps are empty."""
     lost, is_launch, are_unnumbered = _find_launches_without_activity(trace, process)
-    # The steps of the launches, of the lost launches, and of the launches of activities with an impossible end.
-    mine = np.flatnonzero(is_launch)
-    of_launches, of_lost = (steps.index_at(trace.calls.start_ns[rows]) for rows in (mine, lost))
-    activities = trace.activities
-    overlong = trace.overlong[activities.process[trace.overlong] == process]
-    is_overlong = _are_launched_in(trace, overlong, steps)
+    lost_ns = trace.calls.start_ns[lost]
+    launch_ns = np.sort(trace.calls.start_ns[is_launch], kind="stable")  # nearly in order
+    launches = StepLaunches(trace, process, steps, launch_ns, lost_ns)
+    lost_calls, step_lost = find_lost_calls(launches, phases), launches.lost
+    if are_unnumbered and not _are_some_numbered(launches):
+        step_lost = np.zeros_like(step_lost)
+    # The steps that launched activities with an impossible end, and kernels that take no time.
+    overlong = trace.overlong[trace.activities.process[trace.overlong] == process]
     timeless = _find_timeless(trace, process)
     is_timeless = _are_launched_in(trace, timeless, steps)
     if is_timeless.all():  # the profiler tells no durations of these kernels, or it damaged some in each step
         is_timeless = _are_launched_in(trace, _that_usually_last(trace, timeless, process), steps)
-    step_launches = _count(of_launches, len(steps))
-    numbers = cache(partial(find_step_numbers, trace, process, steps, step_launches))
-    is_silent = _find_silent_steps(trace, process, steps, step_launches, numbers)
-    launch_ns = np.sort(trace.calls.start_ns[mine], kind="stable")  # nearly in order
-    is_partial = _find_partial_steps(launch_ns, steps, phases, step_launches, is_silent, numbers)
-    collective_ns = _launches_of_collectives(trace, process)
-    step_collectives = _count(steps.index_at(collective_ns), len(steps))
-    step_ends = _count_launches_behind_collectives(launch_ns, collective_ns, steps)
-    reaches = _measure_reach(launch_ns, steps)
-    is_partial |= _are_cut_off(step_launches, step_collectives, step_ends, reaches, numbers)
-    is_partial |= _lack_calls(trace, process, steps, step_launches)
-    is_partial |= _lack_nodes(step_launches, _count_nodes(trace, process, steps))
-    step_ranges, step_silent_ranges = _count_silent_ranges(trace, process, steps)
-    is_partial |= step_silent_ranges > 0
-    step_lost = _count(of_lost, len(steps))
-    is_partial |= _lack_launches(trace, process, steps, step_launches, step_lost)
-    if are_unnumbered and not _are_some_numbered(trace, process, step_launches, step_lost, step_collectives):
-        step_lost[:] = 0
     step_lost_copies, are_copies_alike, are_copies_local = _count_lost_copies(trace, process, steps)
     launched, early = _count_early_starts(trace, process)
     waits, early_waits, prompt_waits = _count_waits(trace, process)
     found = Recording(
-        launches=len(mine),
-        lost_ns=trace.calls.start_ns[lost[:0] if are_unnumbered else lost],
+        launches=len(launch_ns),
+        lost_ns=lost_ns[:0] if are_unnumbered else lost_ns,
         are_unnumbered=are_unnumbered,
-        step_launches=step_launches,
+        step_launches=launches.counts,
         precedes_other_work=_precede_other_work(trace, process, steps),
         step_lost=step_lost,
-        step_collectives=step_collectives,
+        step_collectives=launches.collectives,
         step_lost_copies=step_lost_copies,
         are_copies_local=are_copies_local,
-        are_lost_alike=_are_alike(trace.calls.start_ns[mine], trace.calls.start_ns[lost], steps),
+        are_lost_alike=_are_alike(launch_ns, lost_ns, steps),
         are_copies_alike=are_copies_alike,
-        is_overlong=is_overlong,
+        is_overlong=_are_launched_in(trace, overlong, steps),
         is_timeless=is_timeless,
-        is_silent=is_silent,
-        is_partial=is_partial,
-        step_ranges=step_ranges,
-        step_silent_ranges=step_silent_ranges,
+        is_silent=lost_calls.is_silent,
+        is_partial=lost_calls.is_partial,
+        step_ranges=lost_calls.ranges,
+        step_silent_ranges=lost_calls.silent_ranges,
         launched=launched,
         early=early,
         late=_count_late_starts(trace, process),
@@ -465,7 +416,7 @@ def _are_alike(calls_ns: Ints, lost_ns: Ints, steps: Steps) -> bool:
     """
     calls_ns, lost_ns = np.sort(calls_ns), np.sort(lost_ns)
     of_step = steps.index_at(lost_ns)
-    count = _count(of_step, len(steps))
+    count = np.bincount(of_step[of_step != UNKNOWN], minlength=len(steps))
     if not len(steps) or not count.min():
         return True
     place = np.searchsorted(calls_ns, lost_ns) - np.searchsorted(calls_ns, steps.start_ns)[of_step]
@@ -489,7 +440,7 @@ def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> tuple[Ints, 
     ]
     asked = np.flatnonzero(is_in(calls.kind, recorded) & (calls.process == process) & (calls.start_ns != NO_TIME))
     lost = asked[~is_among(calls.correlation[asked], activities.correlation[mine])]
-    count = _count(steps.index_at(calls.start_ns[lost]), len(steps))
+    count = steps.count_at(calls.start_ns[lost])
     are_alike = _are_alike(calls.start_ns[asked], calls.start_ns[lost], steps)
     return count, are_alike, _are_local(trace, process, calls.start_ns[lost])
 
@@ -510,16 +461,9 @@ def _are_local(trace: Trace, process: int, copies_ns: Ints) -> bool:
         or any(operation_of(name) == DEVICE_BARRIER for name in named)
     ):
         return False
-    rows = np.flatnonzero((spans.process == process) & is_in(spans.name_id, list(_names_of_collectives(trace))))
+    rows = np.flatnonzero((spans.process == process) & is_in(spans.name_id, list(names_of_collectives(trace))))
     begun, ended = (np.searchsorted(np.sort(copies_ns), of[rows]) for of in (spans.start_ns, spans.end_ns))
     return not np.any(ended > begun)
-
-
-def _names_of_collectives(trace: Trace) -> dict[int, str]:
-    """Return the names of ranges of collectives by their index; those of ddp_prof are the kinds of these ranges."""
-    found = {index: one.name for index, one in parse_ranges(trace.names, *COLLECTIVES).items()}
-    named = ((index, name) for index, name in enumerate(trace.names) if name == GROUP_END or NCCL_RANGE.match(name))
-    return found | dict(named)
 
 
 def _find_timeless(trace: Trace, process: int) -> Ints:
@@ -560,353 +504,17 @@ def _are_launched_in(trace: Trace, activities: Ints, steps: Steps) -> Mask:
     return found
 
 
-def _count(step: Ints, steps: int) -> Ints:
-    """Return how often each of ``steps`` steps occurs in ``step``."""
-    return np.bincount(step[step != UNKNOWN], minlength=steps).astype(np.int64)
-
-
-def _find_silent_steps(
-    trace: Trace, process: int, steps: Steps, step_launches: Ints, numbers: Callable[[], StepNumbers]
-) -> Mask:
-    """Return which steps seem to have lost all launches, since some step launched a kernel or a graph."""
-    is_silent: Mask = step_launches == 0
-    if not is_silent.any() or is_silent.all():
-        return np.zeros(len(steps), np.bool_)
-    # Other work may have been launched, such as copies.
-    launching = trace.launching_calls[(trace.activities.process == process) & (trace.launching_calls != UNKNOWN)]
-    is_silent &= _count(steps.index_at(trace.calls.start_ns[launching]), len(steps)) == 0
-    return _lack_numbers(is_silent, step_launches, numbers)
-
-
-def _lack_numbers(
-    asked: Mask, step_launches: Ints, numbers: Callable[[], StepNumbers], *, if_unclear: bool = True
-) -> Mask:
-    """Return which of the steps ``asked``, which launch less than others, may have lost calls, as their numbers tell.
-
-    A program may launch less by itself, as where a batch is skipped, or a step of the optimizer. ``if_unclear`` is what
-    counts where the numbers of calls before and behind the step are known, and do not tell.
-    """
-    rows, others = np.flatnonzero(asked), np.flatnonzero(~asked & (step_launches > 0))
-    found: Mask = asked.copy()
-    if len(rows) and len(others):
-        fewest = int(step_launches[others].min())
-        for row in rows.tolist():
-            lack = fewest - int(step_launches[row])
-            found[row] = not numbers().is_whole(row, others, lack, if_unclear=not if_unclear)
-    return found
-
-
-def _find_partial_steps(
-    launch_ns: Ints,
-    steps: Steps,
-    phases: Phases,
-    step_launches: Ints,
-    is_silent: Mask,
-    numbers: Callable[[], StepNumbers],
-) -> Mask:
-    """Return which steps seem to lack a part of their calls.
-
-    ``launch_ns`` are the sorted times of all launches. Silent steps, and those of which this is asked, are not compared
-    with.
-    """
-    is_partial = np.zeros(len(steps), np.bool_)
-    if not step_launches.any():
-        return is_partial
-    # Beside a silent step, with fewer launches than any step that is not beside one.
-    beside = (np.append(is_silent[1:], False) | np.append(False, is_silent[:-1])) & ~is_silent
-    others = ~(is_silent | beside)
-    if others.any():
-        is_partial |= beside & (step_launches < step_launches[others].min())
-    # Without a launch in a phase in which all other steps launch.
-    within = np.searchsorted(launch_ns, phases.end_ns) - np.searchsorted(launch_ns, phases.start_ns)
-    of_phase = steps.index_at(phases.start_ns)
-    for kind in distinct(phases.kind):
-        rows = np.flatnonzero((phases.kind == kind) & (of_phase != UNKNOWN))
-        rows = rows[~is_silent[of_phase[rows]]]
-        asked = np.unique(of_phase[rows])
-        in_phase = np.bincount(of_phase[rows], within[rows], len(steps))[asked]
-        idle, busy = asked[in_phase == 0], asked[in_phase > 0]
-        if len(idle) == 1 and len(asked) > LEAST_ALIKE:
-            is_partial[idle] = not numbers().is_whole(int(idle[0]), busy, int(in_phase[in_phase > 0].min()))
-    return is_partial
-
-
-def _measure_reach(launch_ns: Ints, steps: Steps) -> tuple[Floats, Floats]:
-    """Return how far launches reach through the range of each step, from 0 to 1.
-
-    First how far the first one lies before the step's end, then how far the last one behind its start.
-    """
-    begun, ended = (np.searchsorted(launch_ns, at) for at in (steps.start_ns, steps.end_ns))
-    has_some, length_ns = ended > begun, np.maximum(1, steps.end_ns - steps.start_ns)
-    first_ns, last_ns = (take_or_unknown(launch_ns, np.where(has_some, at, UNKNOWN)) for at in (begun, ended - 1))
-    from_end, from_start = (steps.end_ns - first_ns) / length_ns, (last_ns - steps.start_ns) / length_ns
-    return np.where(has_some, from_end, 0.0), np.where(has_some, from_start, 0.0)
-
-
-def _are_cut_off(
-    step_launches: Ints,
-    step_collectives: Ints,
-    step_ends: Ints,
-    reaches: tuple[Floats, Floats],
-    numbers: Callable[[], StepNumbers],
-) -> Mask:
-    """Return which of the first and the last step seem to be cut off by the recording's begin or end.
-
-    All other steps, more than :data:`LEAST_ALIKE`, launch the same number of collectives or of all work. Steps of
-    gradient accumulation, which launch differently, are not compared. Nor is a last step cut off that launches as much
-    behind its last collective (``step_ends``) as each of the others: it has fewer micro-batches, as at the end of the
-    data. Of fewer steps, all others launch the same number of both, and the launches of the step do not reach as far
-    through its range (``reaches``, see :func:`_measure_reach`).
-    """
-    is_cut = np.zeros(len(step_launches), np.bool_)
-    inner = slice(1, len(step_launches) - 1)
-    if len(step_launches[inner]) <= LEAST_ALIKE:
-        outer = ((0, slice(1, None)), (len(step_launches) - 1, slice(0, -1)))
-        for (step, others), reach in zip(outer, reaches, strict=True) if len(step_launches) > 2 else ():
-            launches, collectives, far = step_launches[others], step_collectives[others], reach[others]
-            is_alike = len(distinct(launches)) == len(distinct(collectives)) == 1 and far.min() > LEAST_REACH
-            if is_alike and 0 < step_launches[step] < CUT_SHARE * launches[0]:
-                is_cut[step] = reach[step] < SHORT_OF * far.min()
-        return _lack_numbers(is_cut, step_launches, numbers, if_unclear=False)
-    ends = step_ends[1:]
-    ends_as_others = ends.min() == ends.max() > 0
-    for step in (0,) if ends_as_others else (0, len(step_launches) - 1):
-        launches, collectives = step_launches[inner], step_collectives[inner]
-        if 0 < step_launches[step] < CUT_SHARE * launches.min():
-            lacks_some = collectives.min() == collectives.max() > step_collectives[step]
-            is_cut[step] = lacks_some or launches.min() == launches.max()
-    return _lack_numbers(is_cut, step_launches, numbers, if_unclear=False)
-
-
-def _lack_calls(trace: Trace, process: int, steps: Steps, step_launches: Ints) -> Mask:
-    """Return which steps may have work whose call was lost, and have fewer launches than any step without such work.
-
-    If all of that work was recorded, and none of it communicates, the step is known but for what launched that work.
-
-    A process numbers its calls in order, so work without a call was launched between the calls before and after its
-    number, which may be of two steps. Work whose calls are never recorded, as those of another driver, is in all steps
-    alike.
-    """
-    found, activities = np.zeros(len(steps), np.bool_), trace.activities
-    asked = (activities.process == process) & (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
-    if not len(steps) or not asked.any():
-        return found
-    mine = np.flatnonzero((trace.calls.process == process) & (trace.calls.correlation != UNKNOWN))
-    mine = mine[np.argsort(trace.calls.correlation[mine], kind="stable")]
-    after = np.searchsorted(trace.calls.correlation[mine], activities.correlation[asked])
-    is_between = (after > 0) & (after < len(mine))
-    after, is_communication = after[is_between], (activities.category[asked] == Category.COMMUNICATION)[is_between]
-    step, next_step = (steps.index_at(trace.calls.start_ns[mine[rows]]) for rows in (after - 1, after))
-    # Between the calls of two steps it may be of either, or of one between them whose range was lost as well.
-    is_first, is_second = step != UNKNOWN, (next_step != UNKNOWN) & (next_step != step)
-    of_step = np.concatenate([step[is_first], next_step[is_second]])
-    is_communication = np.concatenate([is_communication[is_first], is_communication[is_second]])
-    found[of_step] = True
-    others = step_launches[~found & (step_launches > 0)]
-    fewest = others.min() if len(others) else 0
-    communicates = np.zeros(len(steps), np.bool_)
-    communicates[of_step[is_communication]] = True
-    lacks_work = step_launches + _count(of_step, len(steps)) < fewest
-    return found & (step_launches < fewest) & (communicates | lacks_work)
-
-
-def _lack_nodes(step_launches: Ints, step_nodes: Ints) -> Mask:
-    """Return which steps lack nodes of CUDA graphs: most steps that launch as much have the same number, and more.
-
-    A launch of a graph has an activity as long as one of its nodes has.
-    """
-    found = np.zeros(len(step_launches), np.bool_)
-    for launches in distinct(step_launches[step_nodes > 0]):
-        rows = np.flatnonzero(step_launches == launches)
-        nodes, times = np.unique(step_nodes[rows], return_counts=True)
-        if times.max() > max(LEAST_ALIKE, len(rows) / 2):
-            found[rows] = step_nodes[rows] < nodes[times.argmax()]
-    return found
-
-
-def _lack_launches(trace: Trace, process: int, steps: Steps, step_launches: Ints, step_lost: Ints) -> Mask:
-    """Return which steps lack calls together with the work that these launched.
-
-    Most steps launch as much, and the step launches the same but for what it lacks, where the numbers of its calls jump
-    as far as over these launches in any of those steps. A step that launches less by itself, such as one of fewer
-    micro-batches, uses up fewer numbers::
-
-        numbers of a step      1a 2b 4c 5d 7e          3 and 6 are of calls that launch nothing
-        of one with losses     8a   11c   14e          b and d are lost
-        of one without b, d    8a   10c   12e
-
-    If every second step, or every third, is such a one, nothing is lost: the program does so.
-    """
-    found = np.zeros(len(steps), np.bool_)
-    counts, times = np.unique(step_launches[step_launches > 0], return_counts=True)
-    if not len(counts) or times.max() <= max(1, len(steps) / 2):
-        return found
-    usual = counts[times.argmax()]
-    asked = np.flatnonzero((step_launches > 0) & (step_launches < usual))
-    compared = np.flatnonzero((step_launches == usual) & (step_lost == 0))[:_MOST_COMPARED]
-    if not len(asked) or not len(compared):
-        return found
-    activities = trace.activities
-    rows = np.flatnonzero(
-        (activities.process == process) & (trace.launching_calls != UNKNOWN) & (activities.correlation != UNKNOWN)
-    )
-    step = steps.index_at(trace.calls.start_ns[trace.launching_calls[rows]])
-    found[asked] = _lack_some(trace, rows, step, asked, compared)
-    first, *others = np.flatnonzero(found).tolist() or [0]
-    period = others[0] - first if others else 0
-    if first < period and np.array_equal(np.flatnonzero(found), np.arange(first, len(found), period)):
-        found[:] = False
-    return found
-
-
-def _lack_some(trace: Trace, rows: Ints, step: Ints, asked: Ints, compared: Ints) -> Mask:
-    """Return for each of the steps ``asked`` whether it lacks some of what the steps ``compared`` launch.
-
-    ``rows`` are activities, and ``step`` is the step of each.
-    """
-    activities = trace.activities
-    read = np.concatenate([asked, compared])
-    is_read = np.isin(step, np.concatenate([read - 1, read, read + 1])) & (step != UNKNOWN)
-    rows, step = rows[is_read], step[is_read]
-    order = np.lexsort((activities.start_ns[rows], activities.correlation[rows], step))
-    rows, step = rows[order], step[order]  # in the order of numbers
-
-    def of_step(at: int, more: int) -> tuple[Ints, Ints]:
-        """Return the names and the numbers of what a step launches, and of ``more`` launches on either side of it."""
-        begin, end = np.searchsorted(step, [at, at + 1]).tolist()
-        own = rows[max(0, begin - more) : end + more]
-        return activities.name_id[own], activities.correlation[own]
-
-    found = np.zeros(len(asked), np.bool_)
-    for more in (0, 1):  # what is lost at the end of a step is between it and the next one
-        others = [of_step(at, more) for at in compared.tolist()]
-        alike = [[numbers for other, numbers in others if np.array_equal(own, other)] for own, _ in others]
-        usual = max(range(len(others)), key=lambda at: (len(alike[at]), len(others[at][0])))
-        names, usual_numbers = others[usual][0], np.stack(alike[usual])
-        found |= [_lacks_some(*of_step(at, more), names, usual_numbers) for at in asked.tolist()]
-    return found
-
-
-def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: Ints) -> bool:
-    """Return whether a step lacks some of what other steps launch; see :func:`_lack_launches`.
-
-    Up to :data:`MOST_UNUSUAL` of what it launches need not be among what they launch, as where a library chooses
-    another kernel.
-
-    Args:
-        names: Names of what the step launches, in the order of its calls.
-        numbers: Numbers of these calls.
-        usual_names: Names of what each of the other steps launches.
-        usual_numbers: Numbers of these calls, a row per step.
-    """
-    usual, widest = usual_names.tolist(), np.diff(usual_numbers).max(axis=0, initial=0).tolist()
-    known = np.flatnonzero(np.isin(names, usual_names))
-    if not len(known):
-        return False
-    first, lacking, behind = int(known[0]), 0, 0
-    place, from_number, unusual = usual.index(names[first]), int(numbers[first]), first
-    for name, number in zip(names[first + 1 :].tolist(), numbers[first + 1 :].tolist(), strict=True):
-        jump = number - from_number
-        if place + 1 < len(usual) and usual[place + 1] == name and jump <= widest[place]:
-            place, from_number, behind = place + 1, number, 0
-            continue
-        # Else some may be lost: it is the one of its name that is nearest to as far away in the other steps.
-        named = place + 1 + np.flatnonzero(usual_names[place + 1 :] == name)
-        over, between = usual_numbers[:, named] - usual_numbers[:, place, None], named - place - 1 - behind
-        nearest = int(np.abs(over - jump).min(axis=0).argmin()) if len(named) else UNKNOWN
-        # Without those between, numbers jump by as many less; a few of other calls are not in each step.
-        if nearest == UNKNOWN or over[:, nearest].max() - max(0, between[nearest]) // 2 > jump:
-            unusual, behind = unusual + 1, behind + 1
-            continue
-        lacking += int(between[nearest])
-        place, from_number, behind = int(named[nearest]), number, 0
-    return 2 * lacking > len(usual) - len(names) and unusual <= max(1, MOST_UNUSUAL * len(names))
-
-
-def _count_nodes(trace: Trace, process: int, steps: Steps) -> Ints:
-    """Return how many activities of calls that launched several, as of a graph, each step has."""
-    call = trace.launching_calls[(trace.activities.process == process) & (trace.launching_calls != UNKNOWN)]
-    nodes = np.bincount(call, minlength=len(trace.calls))
-    call = call[nodes[call] > 1]
-    return _count(steps.index_at(trace.calls.start_ns[call]), len(steps))
-
-
-def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints, Ints]:
-    """Return how many ranges of collectives each step has, and in how many of them a collective seems to be lost.
-
-    Nothing that communicates was launched in these, although it was in most ranges of that name, or in all of them in
-    some steps, and in none in others::
-
-        step          |0..................||1..................|
-        all_reduce     [C]  [C]  [C]        [C]  [ ]  [C]         one is lost in step 1
-        send           [ ] [ ]              [ ] [ ]               a group is launched at its end
-
-    None is lost in steps that have fewest ranges of that name that launch nothing, if most have: the program does so.
-    """
-    spans = trace.spans
-    name_of = _names_of_collectives(trace)
-    mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, list(name_of))
-    mine &= spans.end_ns > spans.start_ns  # else its end is not known, nor what was launched in it
-    rows = np.flatnonzero(mine)
-    rows = rows[steps.index_at(spans.start_ns[rows]) != UNKNOWN]
-    silent = np.zeros(len(steps), np.int64)
-    of_step = steps.index_at(spans.start_ns[rows])
-    ranges = _count(of_step, len(steps))
-    if not len(rows):
-        return ranges, silent
-    activities = trace.activities
-    communicates = (activities.process == process) & (activities.category == Category.COMMUNICATION)
-    calls = np.unique(trace.launching_calls[communicates & (trace.launching_calls != UNKNOWN)])
-    call_ns, caller = trace.calls.start_ns[calls], trace.calls.lane[calls]
-    launched = np.zeros(len(rows), np.bool_)
-    for thread in distinct(spans.lane[rows]):
-        own = np.flatnonzero(spans.lane[rows] == thread)
-        at_ns = np.sort(call_ns[caller == thread])
-        begun, ended = (np.searchsorted(at_ns, of[rows[own]]) for of in (spans.start_ns, spans.end_ns))
-        launched[own] = ended > begun
-    names = np.array([name_of[name_id] for name_id in spans.name_id[rows].tolist()])
-    for name in sorted(set(names.tolist())):
-        own = names == name
-        of_name, without = (_count(of_step[which], len(steps)) for which in (own, own & ~launched))
-        in_each, of_each = without[of_name > 0], of_name[of_name > 0]
-        is_all_or_none = np.all((in_each == 0) | (in_each == of_each))
-        if (is_all_or_none or 2 * in_each.sum() < of_each.sum()) and np.any(in_each < of_each):
-            fewest = in_each.min()
-            usual = fewest if 2 * (in_each == fewest).sum() > len(in_each) else 0
-            silent += np.where(without > usual, without, 0)
-    return ranges, silent
-
-
-def _launches_of_collectives(trace: Trace, process: int) -> Ints:
-    """Return when each activity that communicates was launched, as far as that is known."""
-    activities = trace.activities
-    rows = (activities.process == process) & (activities.category == Category.COMMUNICATION)
-    found: Ints = trace.calls.start_ns[trace.launching_calls[rows & (trace.launching_calls != UNKNOWN)]]
-    return found
-
-
-def _count_launches_behind_collectives(launch_ns: Ints, collective_ns: Ints, steps: Steps) -> Ints:
-    """Return how many of the launches (sorted) each step has after that of its last collective; 0 if it has none."""
-    last_ns, at = steps.end_ns.copy(), steps.index_at(collective_ns)
-    last_ns[at[at != UNKNOWN]] = NO_TIME
-    np.maximum.at(last_ns, at[at != UNKNOWN], collective_ns[at != UNKNOWN])
-    found: Ints = np.searchsorted(launch_ns, steps.end_ns) - np.searchsorted(launch_ns, last_ns, "right")
-    return np.maximum(found, 0)
-
-
-def _are_some_numbered(
-    trace: Trace, process: int, step_launches: Ints, step_unnumbered: Ints, step_collectives: Ints
-) -> bool:
+def _are_some_numbered(launches: StepLaunches) -> bool:
     """Return whether activities of some steps have the numbers of their launches, so that these steps can be measured.
 
     If collectives are among the activities without a number, such a step must have others: steps that accumulate
     gradients have none, and say nothing about steps that reduce them.
     """
-    activities = trace.activities
-    unnumbered = (activities.process == process) & (activities.correlation == UNKNOWN)
-    is_numbered = (step_launches > 0) & (step_unnumbered <= MOST_ALWAYS_LOST * step_launches)
+    activities = launches.trace.activities
+    unnumbered = (activities.process == launches.process) & (activities.correlation == UNKNOWN)
+    is_numbered = (launches.counts > 0) & (launches.lost <= MOST_ALWAYS_LOST * launches.counts)
     if np.any(activities.category[unnumbered] == Category.COMMUNICATION):
-        is_numbered &= step_collectives > 0
+        is_numbered &= launches.collectives > 0
     return bool(is_numbered.any())
 
 

@@ -194,6 +194,11 @@ class Steps(Table):
         """Return the index of the step that contains each time, ``UNKNOWN`` outside of all steps."""
         return innermost(self.start_ns, self.end_ns, time_ns)
 
+    def count_at(self, time_ns: Ints) -> Ints:
+        """Return how many of these times each step contains."""
+        step = self.index_at(time_ns)
+        return np.bincount(step[step != UNKNOWN], minlength=len(self)).astype(np.int64)
+
     @classmethod
     def from_numbers(cls, number: Ints) -> Steps:
         """Return measured steps with these numbers, whose times mean nothing."""

@@ -21,8 +21,9 @@ from ddp_prof.analyze.core.attribution import (
 )
 from ddp_prof.analyze.core.counted_steps import without_uncounted_steps
 from ddp_prof.analyze.core.edges import Dependencies, find_dependencies
+from ddp_prof.analyze.core.lost_calls import LEAST_ALIKE
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.recording import LEAST_ALIKE, find_recording
+from ddp_prof.analyze.core.recording import find_recording
 from ddp_prof.analyze.core.steps import Steps, describe_ranges, find_phases, find_steps
 from ddp_prof.communication import GLOO
 from ddp_prof.errors import TraceError

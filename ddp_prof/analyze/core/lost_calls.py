@@ -1,0 +1,443 @@
+"""Which steps seem to lack calls, with all that these launched, as where the buffer of a profiler keeps the last ones.
+
+A step that launches less than others, such as a micro-batch without communication, loses nothing. Calls of a step seem
+to be lost if
+
+- no launch was recorded in it although other steps launch (the step is *silent*), or
+- it lies beside a silent step and launches less than any other, or
+- it launches nothing in a phase in which all other steps launch, or
+- it is the first or the last one and launches much less than the others, which launch the same, or
+- it has work whose number lies between those of its calls and is that of none, and launches less than any other, or
+- it has fewer nodes of CUDA graphs than most steps that launch as much, or
+- it lacks some of what most steps launch, where the numbers of its calls jump as far as over it in those steps, or
+- nothing that communicates was launched in a range of a collective, although it is in most ranges of that name.
+
+Where the numbers of its calls tell that none was lost, a step counts all the same: see :mod:`.call_numbers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ddp_prof.analyze.core.call_numbers import StepNumbers, find_step_numbers
+from ddp_prof.analyze.core.steps import Phases, Steps
+from ddp_prof.communication import NCCL_RANGE
+from ddp_prof.range_names import COLLECTIVES, parse_ranges
+from ddp_prof.table import NO_TIME, UNKNOWN, Floats, Ints, Mask, distinct, is_in, take_or_unknown
+from ddp_prof.trace import Category, Trace
+
+CUT_SHARE = 0.9
+"""The first or the last step seems to be cut off if it launches less than this fraction of any other step."""
+
+LEAST_REACH = 0.5
+"""Smallest fraction of the ranges of other steps through which launches reach, for a step to seem cut off by it."""
+
+SHORT_OF = 0.7
+"""Its own launches then reach through less than this part of that fraction."""
+
+LEAST_ALIKE = 3
+"""Smallest number of other steps that must all launch in a phase, for a step that launches nothing there to count as
+incomplete."""
+
+MOST_UNUSUAL = 0.05
+"""Largest fraction of its launches, or else one, that other steps do not have, for a step that lacks some of theirs."""
+
+_MOST_COMPARED = 64
+"""Largest number of steps with which one that lacks some launches is compared."""
+
+GROUP_END = "ncclGroupEnd"
+"""NCCL's call that launches the collectives of a group."""
+
+
+@dataclass(frozen=True)
+class StepLaunches:
+    """What a process launched in its steps.
+
+    Attributes:
+        launch_ns: The times of all calls that launched something, sorted.
+        lost_ns: The times of those without an activity.
+    """
+
+    trace: Trace
+    process: int
+    steps: Steps
+    launch_ns: Ints
+    lost_ns: Ints
+
+    @cached_property
+    def counts(self) -> Ints:
+        """Number of calls that launched something in each step."""
+        return self.steps.count_at(self.launch_ns)
+
+    @cached_property
+    def lost(self) -> Ints:
+        """Number of these without an activity."""
+        return self.steps.count_at(self.lost_ns)
+
+    @cached_property
+    def collective_ns(self) -> Ints:
+        """The launch of each activity that communicates, as far as that is known."""
+        activities, calls = self.trace.activities, self.trace.launching_calls
+        rows = (activities.process == self.process) & (activities.category == Category.COMMUNICATION)
+        found: Ints = self.trace.calls.start_ns[calls[rows & (calls != UNKNOWN)]]
+        return found
+
+    @cached_property
+    def collectives(self) -> Ints:
+        """Number of activities that communicate and were launched in each step."""
+        return self.steps.count_at(self.collective_ns)
+
+    @cached_property
+    def numbers(self) -> StepNumbers:
+        """What the numbers of calls tell about each step."""
+        return find_step_numbers(self.trace, self.process, self.steps, self.counts)
+
+    def may_lack_calls(self, asked: Mask, *, if_unclear: bool) -> Mask:
+        """Return which of the steps ``asked``, which launch less than others, may have lost calls, by their numbers.
+
+        A program may launch less by itself, as where a batch is skipped, or a step of the optimizer. ``if_unclear`` is
+        what counts where the numbers of calls before and behind the step are known, and do not tell.
+        """
+        rows, others = np.flatnonzero(asked), np.flatnonzero(~asked & (self.counts > 0))
+        found: Mask = asked.copy()
+        if len(rows) and len(others):
+            fewest = int(self.counts[others].min())
+            for row in rows.tolist():
+                lack = fewest - int(self.counts[row])
+                found[row] = not self.numbers.is_whole(row, others, lack, if_unclear=not if_unclear)
+        return found
+
+
+@dataclass(frozen=True)
+class LostCalls:
+    """Which steps seem to lack calls.
+
+    Attributes:
+        is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
+        is_partial: For each step, whether a part of its calls seems to be lost.
+        ranges: Number of ranges of collectives in each step.
+        silent_ranges: Number of these in which a collective seems to be lost.
+    """
+
+    is_silent: Mask
+    is_partial: Mask
+    ranges: Ints
+    silent_ranges: Ints
+
+
+def find_lost_calls(launches: StepLaunches, phases: Phases) -> LostCalls:
+    """Return which steps seem to lack calls, with what these launched."""
+    is_silent = _find_silent_steps(launches)
+    ranges, silent_ranges = _count_silent_ranges(launches.trace, launches.process, launches.steps)
+    is_partial = silent_ranges > 0
+    is_partial |= _launch_less_beside_silent(launches.counts, is_silent)
+    is_partial |= _lack_phases(launches, phases, is_silent)
+    is_partial |= _are_cut_off(launches)
+    is_partial |= _lack_calls(launches)
+    is_partial |= _lack_nodes(launches)
+    is_partial |= _lack_launches(launches)
+    return LostCalls(is_silent, is_partial, ranges, silent_ranges)
+
+
+def _find_silent_steps(launches: StepLaunches) -> Mask:
+    """Return which steps seem to have lost all launches, since some step launched a kernel or a graph."""
+    trace, steps, is_silent = launches.trace, launches.steps, launches.counts == 0
+    if not is_silent.any() or is_silent.all():
+        return np.zeros(len(steps), np.bool_)
+    # Other work may have been launched, such as copies.
+    launching = trace.launching_calls[
+        (trace.activities.process == launches.process) & (trace.launching_calls != UNKNOWN)
+    ]
+    is_silent &= steps.count_at(trace.calls.start_ns[launching]) == 0
+    return launches.may_lack_calls(is_silent, if_unclear=True)
+
+
+def _launch_less_beside_silent(counts: Ints, is_silent: Mask) -> Mask:
+    """Return which steps lie beside a silent step, and launch less than any step that does not."""
+    beside = (np.append(is_silent[1:], False) | np.append(False, is_silent[:-1])) & ~is_silent
+    others = ~(is_silent | beside)
+    found: Mask = beside & (counts < counts[others].min()) if others.any() else others
+    return found
+
+
+def _lack_phases(launches: StepLaunches, phases: Phases, is_silent: Mask) -> Mask:
+    """Return which step launches nothing in a phase in which all others do; silent steps are not compared with."""
+    steps, launch_ns, found = launches.steps, launches.launch_ns, np.zeros(len(is_silent), np.bool_)
+    within = np.searchsorted(launch_ns, phases.end_ns) - np.searchsorted(launch_ns, phases.start_ns)
+    of_phase = steps.index_at(phases.start_ns)
+    for kind in distinct(phases.kind):
+        rows = np.flatnonzero((phases.kind == kind) & (of_phase != UNKNOWN))
+        rows = rows[~is_silent[of_phase[rows]]]
+        asked = np.unique(of_phase[rows])
+        in_phase = np.bincount(of_phase[rows], within[rows], len(steps))[asked]
+        idle, busy = asked[in_phase == 0], asked[in_phase > 0]
+        if len(idle) == 1 and len(asked) > LEAST_ALIKE:
+            fewest = int(in_phase[in_phase > 0].min())
+            found[idle] |= not launches.numbers.is_whole(int(idle[0]), busy, fewest)
+    return found
+
+
+def _measure_reach(launches: StepLaunches) -> tuple[Floats, Floats]:
+    """Return how far launches reach through the range of each step, from 0 to 1.
+
+    First how far the first one lies before the step's end, then how far the last one behind its start.
+    """
+    steps, launch_ns = launches.steps, launches.launch_ns
+    begun, ended = (np.searchsorted(launch_ns, at) for at in (steps.start_ns, steps.end_ns))
+    has_some, length_ns = ended > begun, np.maximum(1, steps.end_ns - steps.start_ns)
+    first_ns, last_ns = (take_or_unknown(launch_ns, np.where(has_some, at, UNKNOWN)) for at in (begun, ended - 1))
+    from_end, from_start = (steps.end_ns - first_ns) / length_ns, (last_ns - steps.start_ns) / length_ns
+    return np.where(has_some, from_end, 0.0), np.where(has_some, from_start, 0.0)
+
+
+def _are_cut_off(launches: StepLaunches) -> Mask:
+    """Return which of the first and the last step seem to be cut off by the recording's begin or end.
+
+    All other steps, more than :data:`LEAST_ALIKE`, launch the same number of collectives or of all work. Steps of
+    gradient accumulation, which launch differently, are not compared. Nor is a last step cut off that launches as much
+    behind its last collective as each of the others: it has fewer micro-batches, as at the end of the data. Of fewer
+    steps, all others launch the same number of both, and the launches of the step do not reach as far through its range
+    (:func:`_measure_reach`).
+    """
+    counts, of_collectives = launches.counts, launches.collectives
+    is_cut = np.zeros(len(counts), np.bool_)
+    inner = slice(1, len(counts) - 1)
+    if len(counts[inner]) <= LEAST_ALIKE:
+        outer = ((0, slice(1, None)), (len(counts) - 1, slice(0, -1)))
+        for (step, others), reach in zip(outer, _measure_reach(launches), strict=True) if len(counts) > 2 else ():
+            all_work, collectives, far = counts[others], of_collectives[others], reach[others]
+            is_alike = len(distinct(all_work)) == len(distinct(collectives)) == 1 and far.min() > LEAST_REACH
+            if is_alike and 0 < counts[step] < CUT_SHARE * all_work[0]:
+                is_cut[step] = reach[step] < SHORT_OF * far.min()
+    else:
+        ends = _count_behind_collectives(launches)[1:]
+        ends_as_others = ends.min() == ends.max() > 0
+        all_work, collectives = counts[inner], of_collectives[inner]
+        for step in (0,) if ends_as_others else (0, len(counts) - 1):
+            if 0 < counts[step] < CUT_SHARE * all_work.min():
+                lacks_some = collectives.min() == collectives.max() > of_collectives[step]
+                is_cut[step] = lacks_some or all_work.min() == all_work.max()
+    return launches.may_lack_calls(is_cut, if_unclear=False)
+
+
+def _count_behind_collectives(launches: StepLaunches) -> Ints:
+    """Return how many launches each step has after that of its last collective; 0 if it has none."""
+    steps, launch_ns = launches.steps, launches.launch_ns
+    last_ns, at = steps.end_ns.copy(), steps.index_at(launches.collective_ns)
+    last_ns[at[at != UNKNOWN]] = NO_TIME
+    np.maximum.at(last_ns, at[at != UNKNOWN], launches.collective_ns[at != UNKNOWN])
+    found: Ints = np.searchsorted(launch_ns, steps.end_ns) - np.searchsorted(launch_ns, last_ns, "right")
+    return np.maximum(found, 0)
+
+
+def _lack_calls(launches: StepLaunches) -> Mask:
+    """Return which steps may have work whose call was lost, and have fewer launches than any step without such work.
+
+    If all of that work was recorded, and none of it communicates, the step is known but for what launched that work.
+
+    A process numbers its calls in order, so work without a call was launched between the calls before and after its
+    number, which may be of two steps. Work whose calls are never recorded, as those of another driver, is in all steps
+    alike.
+    """
+    trace, steps, counts = launches.trace, launches.steps, launches.counts
+    found, activities = np.zeros(len(steps), np.bool_), trace.activities
+    asked = (activities.process == launches.process) & (trace.launching_calls == UNKNOWN)
+    asked &= activities.correlation != UNKNOWN
+    if not len(steps) or not asked.any():
+        return found
+    mine = np.flatnonzero((trace.calls.process == launches.process) & (trace.calls.correlation != UNKNOWN))
+    mine = mine[np.argsort(trace.calls.correlation[mine], kind="stable")]
+    after = np.searchsorted(trace.calls.correlation[mine], activities.correlation[asked])
+    is_between = (after > 0) & (after < len(mine))
+    after, is_communication = after[is_between], (activities.category[asked] == Category.COMMUNICATION)[is_between]
+    step, next_step = (steps.index_at(trace.calls.start_ns[mine[rows]]) for rows in (after - 1, after))
+    # Between the calls of two steps it may be of either, or of one between them whose range was lost as well.
+    is_first, is_second = step != UNKNOWN, (next_step != UNKNOWN) & (next_step != step)
+    of_step = np.concatenate([step[is_first], next_step[is_second]])
+    is_communication = np.concatenate([is_communication[is_first], is_communication[is_second]])
+    found[of_step] = True
+    others = counts[~found & (counts > 0)]
+    fewest = others.min() if len(others) else 0
+    communicates = np.zeros(len(steps), np.bool_)
+    communicates[of_step[is_communication]] = True
+    lacks_work = counts + np.bincount(of_step, minlength=len(steps)) < fewest
+    return found & (counts < fewest) & (communicates | lacks_work)
+
+
+def _lack_nodes(launches: StepLaunches) -> Mask:
+    """Return which steps lack nodes of CUDA graphs: most steps that launch as much have the same number, and more.
+
+    A launch of a graph has an activity as long as one of its nodes has.
+    """
+    of_steps, found = _count_nodes(launches), np.zeros(len(launches.steps), np.bool_)
+    for count in distinct(launches.counts[of_steps > 0]):
+        rows = np.flatnonzero(launches.counts == count)
+        nodes, times = np.unique(of_steps[rows], return_counts=True)
+        if times.max() > max(LEAST_ALIKE, len(rows) / 2):
+            found[rows] = of_steps[rows] < nodes[times.argmax()]
+    return found
+
+
+def _count_nodes(launches: StepLaunches) -> Ints:
+    """Return how many activities of calls that launched several, as of a graph, each step has."""
+    trace = launches.trace
+    call = trace.launching_calls[(trace.activities.process == launches.process) & (trace.launching_calls != UNKNOWN)]
+    nodes = np.bincount(call, minlength=len(trace.calls))
+    return launches.steps.count_at(trace.calls.start_ns[call[nodes[call] > 1]])
+
+
+def _lack_launches(launches: StepLaunches) -> Mask:
+    """Return which steps lack calls together with the work that these launched.
+
+    Most steps launch as much, and the step launches the same but for what it lacks, where the numbers of its calls jump
+    as far as over these launches in any of those steps. A step that launches less by itself, such as one of fewer
+    micro-batches, uses up fewer numbers::
+
+        numbers of a step      1a 2b 4c 5d 7e          3 and 6 are of calls that launch nothing
+        of one with losses     8a   11c   14e          b and d are lost
+        of one without b, d    8a   10c   12e
+
+    If every second step, or every third, is such a one, nothing is lost: the program does so.
+    """
+    trace, steps, found = launches.trace, launches.steps, np.zeros(len(launches.steps), np.bool_)
+    counts, times = np.unique(launches.counts[launches.counts > 0], return_counts=True)
+    if not len(counts) or times.max() <= max(1, len(steps) / 2):
+        return found
+    usual = counts[times.argmax()]
+    asked = np.flatnonzero((launches.counts > 0) & (launches.counts < usual))
+    compared = np.flatnonzero((launches.counts == usual) & (launches.lost == 0))[:_MOST_COMPARED]
+    if not len(asked) or not len(compared):
+        return found
+    activities = trace.activities
+    rows = np.flatnonzero(
+        (activities.process == launches.process)
+        & (trace.launching_calls != UNKNOWN)
+        & (activities.correlation != UNKNOWN)
+    )
+    step = steps.index_at(trace.calls.start_ns[trace.launching_calls[rows]])
+    found[asked] = _lack_some(trace, rows, step, asked, compared)
+    first, *others = np.flatnonzero(found).tolist() or [0]
+    period = others[0] - first if others else 0
+    if first < period and np.array_equal(np.flatnonzero(found), np.arange(first, len(found), period)):
+        found[:] = False
+    return found
+
+
+def _lack_some(trace: Trace, rows: Ints, step: Ints, asked: Ints, compared: Ints) -> Mask:
+    """Return for each of the steps ``asked`` whether it lacks some of what the steps ``compared`` launch.
+
+    ``rows`` are activities, and ``step`` is the step of each.
+    """
+    activities = trace.activities
+    read = np.concatenate([asked, compared])
+    is_read = np.isin(step, np.concatenate([read - 1, read, read + 1])) & (step != UNKNOWN)
+    rows, step = rows[is_read], step[is_read]
+    order = np.lexsort((activities.start_ns[rows], activities.correlation[rows], step))
+    rows, step = rows[order], step[order]  # in the order of numbers
+
+    def of_step(at: int, more: int) -> tuple[Ints, Ints]:
+        """Return the names and the numbers of what a step launches, and of ``more`` launches on either side of it."""
+        begin, end = np.searchsorted(step, [at, at + 1]).tolist()
+        own = rows[max(0, begin - more) : end + more]
+        return activities.name_id[own], activities.correlation[own]
+
+    found = np.zeros(len(asked), np.bool_)
+    for more in (0, 1):  # what is lost at the end of a step is between it and the next one
+        others = [of_step(at, more) for at in compared.tolist()]
+        alike = [[numbers for other, numbers in others if np.array_equal(own, other)] for own, _ in others]
+        usual = max(range(len(others)), key=lambda at: (len(alike[at]), len(others[at][0])))
+        names, usual_numbers = others[usual][0], np.stack(alike[usual])
+        found |= [_lacks_some(*of_step(at, more), names, usual_numbers) for at in asked.tolist()]
+    return found
+
+
+def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: Ints) -> bool:
+    """Return whether a step lacks some of what other steps launch; see :func:`_lack_launches`.
+
+    Up to :data:`MOST_UNUSUAL` of what it launches need not be among what they launch, as where a library chooses
+    another kernel.
+
+    Args:
+        names: Names of what the step launches, in the order of its calls.
+        numbers: Numbers of these calls.
+        usual_names: Names of what each of the other steps launches.
+        usual_numbers: Numbers of these calls, a row per step.
+    """
+    usual, widest = usual_names.tolist(), np.diff(usual_numbers).max(axis=0, initial=0).tolist()
+    known = np.flatnonzero(np.isin(names, usual_names))
+    if not len(known):
+        return False
+    first, lacking, behind = int(known[0]), 0, 0
+    place, from_number, unusual = usual.index(names[first]), int(numbers[first]), first
+    for name, number in zip(names[first + 1 :].tolist(), numbers[first + 1 :].tolist(), strict=True):
+        jump = number - from_number
+        if place + 1 < len(usual) and usual[place + 1] == name and jump <= widest[place]:
+            place, from_number, behind = place + 1, number, 0
+            continue
+        # Else some may be lost: it is the one of its name that is nearest to as far away in the other steps.
+        named = place + 1 + np.flatnonzero(usual_names[place + 1 :] == name)
+        over, between = usual_numbers[:, named] - usual_numbers[:, place, None], named - place - 1 - behind
+        nearest = int(np.abs(over - jump).min(axis=0).argmin()) if len(named) else UNKNOWN
+        # Without those between, numbers jump by as many less; a few of other calls are not in each step.
+        if nearest == UNKNOWN or over[:, nearest].max() - max(0, between[nearest]) // 2 > jump:
+            unusual, behind = unusual + 1, behind + 1
+            continue
+        lacking += int(between[nearest])
+        place, from_number, behind = int(named[nearest]), number, 0
+    return 2 * lacking > len(usual) - len(names) and unusual <= max(1, MOST_UNUSUAL * len(names))
+
+
+def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints, Ints]:
+    """Return how many ranges of collectives each step has, and in how many of them a collective seems to be lost.
+
+    Nothing that communicates was launched in these, although it was in most ranges of that name, or in all of them in
+    some steps, and in none in others::
+
+        step          |0..................||1..................|
+        all_reduce     [C]  [C]  [C]        [C]  [ ]  [C]         one is lost in step 1
+        send           [ ] [ ]              [ ] [ ]               a group is launched at its end
+
+    None is lost in steps that have fewest ranges of that name that launch nothing, if most have: the program does so.
+    """
+    spans = trace.spans
+    name_of = names_of_collectives(trace)
+    mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, list(name_of))
+    mine &= spans.end_ns > spans.start_ns  # else its end is not known, nor what was launched in it
+    rows = np.flatnonzero(mine)
+    rows = rows[steps.index_at(spans.start_ns[rows]) != UNKNOWN]
+    silent = np.zeros(len(steps), np.int64)
+    of_step = steps.index_at(spans.start_ns[rows])
+    ranges = np.bincount(of_step, minlength=len(steps))
+    if not len(rows):
+        return ranges, silent
+    activities = trace.activities
+    communicates = (activities.process == process) & (activities.category == Category.COMMUNICATION)
+    calls = np.unique(trace.launching_calls[communicates & (trace.launching_calls != UNKNOWN)])
+    call_ns, caller = trace.calls.start_ns[calls], trace.calls.lane[calls]
+    launched = np.zeros(len(rows), np.bool_)
+    for thread in distinct(spans.lane[rows]):
+        own = np.flatnonzero(spans.lane[rows] == thread)
+        at_ns = np.sort(call_ns[caller == thread])
+        begun, ended = (np.searchsorted(at_ns, of[rows[own]]) for of in (spans.start_ns, spans.end_ns))
+        launched[own] = ended > begun
+    names = np.array([name_of[name_id] for name_id in spans.name_id[rows].tolist()])
+    for name in sorted(set(names.tolist())):
+        own = names == name
+        of_name, without = (np.bincount(of_step[which], minlength=len(steps)) for which in (own, own & ~launched))
+        in_each, of_each = without[of_name > 0], of_name[of_name > 0]
+        is_all_or_none = np.all((in_each == 0) | (in_each == of_each))
+        if (is_all_or_none or 2 * in_each.sum() < of_each.sum()) and np.any(in_each < of_each):
+            fewest = in_each.min()
+            usual = fewest if 2 * (in_each == fewest).sum() > len(in_each) else 0
+            silent += np.where(without > usual, without, 0)
+    return ranges, silent
+
+
+def names_of_collectives(trace: Trace) -> dict[int, str]:
+    """Return the names of ranges of collectives by their index; those of ddp_prof are the kinds of these ranges."""
+    found = {index: one.name for index, one in parse_ranges(trace.names, *COLLECTIVES).items()}
+    named = ((index, name) for index, name in enumerate(trace.names) if name == GROUP_END or NCCL_RANGE.match(name))
+    return found | dict(named)
