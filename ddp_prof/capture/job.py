@@ -61,6 +61,7 @@ class Job:
         on_gpus: Whether the program is expected to use GPUs.
         ranks: The ranks that must be in the capture; ``None``: all ranks up to the world size in the traces.
         doubts: What may spoil the recording, as far as it is known before the start; one line each.
+        steps: The steps to record, as ``10:20``; ``None``: all.
     """
 
     command: tuple[str, ...]
@@ -71,6 +72,7 @@ class Job:
     on_gpus: bool
     ranks: Collection[int] | None = None
     doubts: tuple[str, ...] = ()
+    steps: str | None = None
 
     @property
     def monitored(self) -> Path:
@@ -195,7 +197,8 @@ def plan_job(
     command = [word for before, own in launched for word in (*before, "env", *marks, *recorder, *own)]
     doubts = tuple(find_doubts(python, folder))
     # With ``%q``, which nsys replaces by a variable of each rank, this one job makes the files of all parts.
-    return Job(tuple(command), folder, name, part if "%q" not in part else "", nsys, on_gpus, doubts=doubts), why
+    part = part if "%q" not in part else ""
+    return Job(tuple(command), folder, name, part, nsys, on_gpus, doubts=doubts, steps=steps), why
 
 
 def injection(environ: Mapping[str, str]) -> dict[str, str]:

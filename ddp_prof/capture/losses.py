@@ -56,7 +56,7 @@ def _lost_ranks_and_steps(job: Job, processes: Sequence[ProcessInventory], world
     steps: Counter[int] = Counter()  # of each rank, over all files
     for process in processes:
         if process.rank is not None:
-            steps[process.rank] += process.steps + process.warmup_steps
+            steps[process.rank] += process.steps + process.warmup_steps + process.incomplete_steps
     expected = job.ranks if job.ranks is not None else () if job.part else range(world)
     if missing := set(expected) - set(steps):
         absent, pronoun = ("is", "it") if len(missing) == 1 else ("are", "they")
@@ -67,6 +67,11 @@ def _lost_ranks_and_steps(job: Job, processes: Sequence[ProcessInventory], world
         # The ranks of our variants make the same number of steps.
         uneven = f", or {'it' if len(incomplete) == 1 else 'they'} made fewer than the other ranks"
         losses.append(f"steps of {_format_ranks(incomplete)} are missing{uneven if job.ranks is None else ''}")
+    first, _, end = (job.steps or "").partition(":")
+    if end and (asked := int(end) - int(first)) > most:
+        losses.append(
+            f"--steps {job.steps} asks for {asked}, and {most} arrived: did the program end before step {end}?"
+        )
     return losses
 
 

@@ -904,6 +904,17 @@ def test_ranks_and_steps_that_did_not_arrive_are_missed(
 
 
 @pytest.mark.parametrize(
+    ("asked", "said"), [("10:12", []), ("10:", []), ("10:13", ["3, and 2"]), ("0:20", ["20, and 2"])]
+)
+def test_fewer_steps_than_were_asked_for_are_missed(tmp_path: Path, asked: str, said: list[str]) -> None:
+    """Of a program that ends after 12 steps, ``--steps 10:20`` recorded two, and nothing said so."""
+    exported(tmp_path / "x.sqlite", {0: 2, 1: 2})
+    end = asked.partition(":")[2]
+    losses = [f"--steps {asked} asks for {few} arrived: did the program end before step {end}?" for few in said]
+    assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, steps=asked)) == losses
+
+
+@pytest.mark.parametrize(
     ("world", "said"),
     [
         (1, "the only rank has no other to communicate with (world size 1): start several, as by 'torchrun "),
