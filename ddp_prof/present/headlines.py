@@ -212,7 +212,12 @@ def _gain_clauses(summary: VariantSummary, hiding: str = "hiding all of it would
 
 
 def _hidden_text(summary: VariantSummary) -> str:
-    """Say how much communication is hidden: without steps that stand out, if the share depends on them."""
+    """Say how much communication is hidden: without steps that stand out, if the share depends on them.
+
+    The collectives of a rank without others are no communication, whatever time they take.
+    """
+    if summary.world_size == 1:
+        return "The only rank of its job sends nothing to another one"
     share, without = summary.overlap_ratio, summary.overlap_ratio_without_outliers
     if share is None or without is None or abs(share - without) <= CHANGES_OVERLAP:
         return f"{percent(share)} of communication is hidden"
@@ -223,7 +228,8 @@ def _exposed_text(summary: VariantSummary, step_ns: int, exposed_ns: int) -> str
     """Say how much communication is hidden, and how much of a step is exposed; in which steps, if not in all."""
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
-    return f"{_hidden_text(summary)}; {share} is exposed{some}"
+    own = " time of its collectives" if summary.world_size == 1 else ""
+    return f"{_hidden_text(summary)}; {share} is exposed{own}{some}"
 
 
 def _silence_text(summary: VariantSummary) -> str:

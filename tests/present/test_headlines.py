@@ -426,3 +426,13 @@ def test_the_limit_of_blocking_bounds_the_gain(limit_ns: int | None, gain: float
     assert "gain at most 0.1 % of" in gain_headline(tiny), "a limit is not rounded down to 0.0 %"
     beside = replace(both, hideable_ns=25 * MS)
     assert (beside.gain_at_most, replace(beside, host_waits_usually=False).gain_at_most) == (0.25, 0.25)
+
+
+def test_a_rank_without_others_does_not_hide_what_it_sends_to_nobody() -> None:
+    """'40 % of communication is hidden' was said of the collectives of a job of one rank."""
+    run = replace(summary("job", None, 0.4, 20), communicating_steps=10, communicating_step_ns=100 * MS)
+    text = gain_headline(replace(run, ranks=1, world_size=1, exposed_ns=20 * MS))
+    assert text.startswith(
+        "The only rank of its job sends nothing to another one; 20.0 ms of a 100.0 ms step (20 %) is exposed time of "
+        "its collectives, so hiding all of it would gain at most 20 %"
+    )

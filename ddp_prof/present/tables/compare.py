@@ -338,13 +338,19 @@ def _arrive_last(skew: RunSkew) -> str:
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:
-    """Return all changes beyond the spread as one text; if there are none, whether that is known."""
+    """Return all changes beyond the spread as one text; if there are none, whether that is known.
+
+    Where the step itself did not change clearly, that comes first: its parts alone read as if it had.
+    """
     changed = [change for change in changes if change.change_ns] or changes
     is_unknown = all(change.is_beyond_spread is None for change in changed)
     nothing = "what changed is not known" if is_unknown else "nothing changed beyond the spread"
     if not is_unknown and all(change.half_width_ns is None for change in changes):
         nothing = "no part of it changed; too few steps for a spread"
-    return "; ".join(change_texts(changes)) or nothing
+    texts, step = change_texts(changes), next((change for change in changes if change.part == "step"), None)
+    if texts and step and step.is_beyond_spread is False and step.half_width_ns:
+        texts.insert(0, f"step within ±{milliseconds(round(step.half_width_ns))}")
+    return "; ".join(texts) or nothing
 
 
 def collective_change_text(change: CollectiveChange) -> str:

@@ -357,6 +357,16 @@ def test_a_change_of_a_microsecond_beside_one_of_a_millisecond_is_left_to_the_ta
     assert [row["significant"] for row in change_rows(changes)][2] == "longer"
 
 
+def test_parts_of_a_step_that_did_not_change_clearly_are_not_told_alone() -> None:
+    """Of a step that was 67 ms shorter, within ±236 ms, 'transfer +13.9 ms; rest +42.5 ms' was all that was said."""
+    step, rest = (
+        PartChange("step", 0, -67_000_000, 236_000_000, None),
+        PartChange("rest", 0, 42_500_000, 40_000_000, None),
+    )
+    assert changed_text([step, rest]) == "step within ±236.0 ms; rest +42.5 ms"
+    assert changed_text([step]) == "nothing changed beyond the spread"
+
+
 def test_what_rounding_leaves_to_the_rest_is_no_change() -> None:
     """The rest is the same in each step, and took what rounding of the other parts left: 2 ns, 'shorter'."""
     assert PartChange("rest", 102, 100, 0, None).is_beyond_spread is False
