@@ -114,6 +114,7 @@ class Session:
         self._report, self._clock, self._began = report, clock, clock()
         self.trials: list[Trial] = []
         self._kept = {(trial.round, trial.tried): trial for trial in store.load()}
+        self._measured_to = 0  # the last round that this session has measured
 
     @property
     def has_runs(self) -> bool:
@@ -147,7 +148,7 @@ class Session:
             # A round that was interrupted is run again as a whole, since its runs must be near in time.
             self.trials += [self._kept[number, one.label] for one in turns] if is_kept else self._round(number, turns)
             verdicts = self.verdicts()
-            if not is_kept:
+            if number == self._measured_to:  # one run may measure several rounds: the last one is told
                 decided = sum(not verdict.is_open for verdict in verdicts)
                 waits = number < LEAST_PAIRS and decided < len(verdicts)
                 waiting = f"; a verdict needs {LEAST_PAIRS} pairs" if waits else ""
@@ -177,6 +178,7 @@ class Session:
 
     def _round(self, number: int, turns: Sequence[Try]) -> list[Trial]:
         """Run one round, in the order of ``turns``, and return its runs."""
+        self._measured_to = number
         return [self._run(number, tried) for tried in turns]
 
     def _draw_turns(self, number: int, wanted: Sequence[Try]) -> list[Try]:
@@ -312,6 +314,7 @@ class BlocksSession(Session):
             trial = replace(trial, losses=self._todays_losses(trial) if (each, tried) == (number, TODAY) else ())
             self._store.write(trial)
             self._kept[each, tried.label] = trial
+        self._measured_to = numbers[-1]
         self._report(f"rounds {numbers[0]} to {numbers[-1]} are measured, in one run")
         return [self._kept[number, tried.label] for tried in turns]
 

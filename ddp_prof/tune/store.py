@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryFile
 from typing import Any
 
 from msgspec import convert, to_builtins
@@ -32,6 +33,9 @@ _DECIDING = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),  # how many threads compute, and on which cores
 )
 """Beginnings of the names of environment variables that decide how fast a program computes and communicates."""
+
+ROOM = 2**18
+"""Bytes that the disk must have before a run: more than its trials take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +193,18 @@ class Store:
         return [_trial_of(row, steps, losses) for row in trials if row.tuning == self.id]
 
     def check(self) -> None:
-        """Raise TraceError if trials cannot be written: before a run, which may take minutes."""
+        """Raise TraceError if trials cannot be written, or the disk is full: before a run, which may take minutes."""
         path = self.path.absolute()
         needed = [path.parent, *([path] if path.exists() else [])]  # SQLite makes a file of its own in the folder
         if not all(os.access(each, os.W_OK) for each in needed if each.exists()):
             raise TraceError(self.path, "cannot be written", "name another file with --store")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with TemporaryFile(dir=path.parent) as file:
+                file.write(bytes(ROOM))
+        except OSError as error:
+            hint = "make room there, or name another file with --store"
+            raise TraceError(self.path, f"cannot be written ({error.strerror})", hint) from error
 
     def write(self, trial: Trial) -> None:
         """Write a trial, completely or not at all; it replaces an earlier trial of the same round and try.

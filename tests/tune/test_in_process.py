@@ -84,6 +84,18 @@ def test_losses_of_a_faster_try_are_those_of_a_run_of_its_own() -> None:
     assert (result.rounds, result.today.tried) == (6, "today")
 
 
+def test_after_rounds_of_one_run_the_last_one_is_told() -> None:
+    """'round 1: 0 of 1 decided' followed 'rounds 1 to 6 are measured', and nothing of the other five."""
+    job, parsed, said = Job(gains=FAST), parse_tries(["static_graph"]), list[str]()
+    store = NoStore(Path("none.db"), PROGRAM, parsed, Path("/"))
+    limits = Limits(rounds=6, minutes=60)
+    BlocksSession(job.blocks, PROGRAM, parsed, job.alone, store, limits, {}, said.append, lambda: job.now_s).run()
+    assert [line for line in said if "decided" in line or "rounds" in line] == [
+        "rounds 1 to 6 are measured, in one run",
+        "round 6: 1 of 1 decided",
+    ]
+
+
 def test_a_faster_try_that_changes_losses_is_not_recommended() -> None:
     job = Job(gains=FAST, losses={"static_graph=True": [*SEEDED[:-1], 1.01 * SEEDED[-1]]})
     result = tune(job, *TRIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -343,6 +344,19 @@ def test_a_store_that_cannot_be_written_is_noticed_before_the_first_run(
         assert run("static_graph") == [], "what it has is shown"
         with pytest.raises(TraceError, match=r"tune\.db: cannot be written: name another file with --store"):
             run("bucket_cap_mb=5")
+
+
+def test_a_full_disk_is_noticed_before_the_first_run(tmp_path: Path) -> None:
+    """The program had run, for minutes, when its result could not be kept."""
+    program, before = Simulated(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = Store(tmp_path / "tune.db", PROGRAM, parse_tries(["static_graph"]), tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))  # the system refuses what is longer
+    try:
+        with pytest.raises(TraceError, match=r"tune\.db: cannot be written \(File too large\): make room there"):
+            tune(program, "static_graph", store=store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert program.runs == []
 
 
 def session(minutes: float, store: Store | None = None, hangs: str = "") -> Session:
