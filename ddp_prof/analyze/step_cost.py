@@ -89,7 +89,8 @@ class Slowed:
             """Return this fraction of the time, limited to it."""
             return None if share is None else min(overlapped_ns, max(0, round(share * overlapped_ns)))
 
-        if not overlapped_ns:  # nothing ran beside it
+        is_bounded = self.share is not None or self.high is not None  # not where ranks share cores
+        if not overlapped_ns and is_bounded:  # nothing ran beside it
             return 0, 0, 0
         return part(self.share), part(self.low), part(self.high)
 

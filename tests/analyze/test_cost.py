@@ -200,8 +200,10 @@ def test_where_waits_were_not_recorded_work_is_known_and_what_waited_is_not(shar
     assert all(step.reasons.keys() == {"blocking"} for step in rank.steps)
 
 
-def test_on_a_cpu_work_and_contention_are_not_known_and_the_rest_is() -> None:
-    (of_run,) = load_runs("traces/torch.sqlite")
+@pytest.mark.parametrize("trace", ["traces/torch.sqlite", "traces/naive.sqlite"])
+def test_on_a_cpu_work_and_contention_are_not_known_and_the_rest_is(trace: str) -> None:
+    """Of ``naive``, which overlaps nothing, the run had null, and its steps and medians 0."""
+    (of_run,) = load_runs(trace)
     cost = of_run.cost()
     steps = [step for rank in cost.ranks for step in rank.steps]
     assert {step.reasons["contention"] for step in steps} == {ON_CPU}
