@@ -114,6 +114,8 @@ class Recording:
         step_launches: Number of calls that launched something in each step.
         precedes_other_work: For each step, whether much was launched between it and the next one; see
             :func:`_precede_other_work`.
+        precedes_collectives: For each of these steps, whether at least half as many collectives as in a step were
+            among that work: then it seems to be a step whose range was lost.
         step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
         step_collectives: Number of activities that communicate and were launched in each step.
         step_lost_copies: Number of calls for copies or memory sets in each step without an activity; 0 if none has one.
@@ -144,6 +146,7 @@ class Recording:
     are_unnumbered: bool
     step_launches: Ints
     precedes_other_work: Mask
+    precedes_collectives: Mask
     step_lost: Ints
     step_collectives: Ints
     step_lost_copies: Ints
@@ -307,6 +310,12 @@ class Recording:
         if (is_partial := is_partial & ~lacks_collectives).any():
             whose = "its" if is_partial.sum() == 1 else "their"
             notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
+        if self.precedes_collectives.any():
+            which = name_steps(names, self.precedes_collectives)
+            notes.append(
+                f"after {which}, about as much as in a step was launched before the next one, collectives included, "
+                "but in no range of a step: figures per step leave it out"
+            )
         if self.units_differ:
             notes.append(f"{UNITS} (activities begin {self.stretch:.4g} times as far apart as their launches)")
         elif self.clocks_disagree:
@@ -363,12 +372,14 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     step_lost_copies, are_copies_alike, are_copies_local = _count_lost_copies(trace, process, steps)
     launched, early = _count_early_starts(trace, process)
     waits, early_waits, prompt_waits = _count_waits(trace, process)
+    precedes_other_work = _precede_other_work(trace, process, steps)
     found = Recording(
         launches=len(launch_ns),
         lost_ns=lost_ns[:0] if are_unnumbered else lost_ns,
         are_unnumbered=are_unnumbered,
         step_launches=launches.counts,
-        precedes_other_work=_precede_other_work(trace, process, steps),
+        precedes_other_work=precedes_other_work,
+        precedes_collectives=precedes_other_work & _precede_as_much(launches.collective_ns, steps),
         step_lost=step_lost,
         step_collectives=launches.collectives,
         step_lost_copies=step_lost_copies,
@@ -401,7 +412,12 @@ def _precede_other_work(trace: Trace, process: int, steps: Steps) -> Mask:
     is_mine = (trace.activities.process == process) & (trace.launching_calls != UNKNOWN)
     has_activity = np.zeros(len(trace.calls), np.bool_)
     has_activity[trace.launching_calls[is_mine]] = True
-    launch_ns = np.sort(trace.calls.start_ns[has_activity], kind="stable")  # nearly in order
+    return _precede_as_much(trace.calls.start_ns[has_activity], steps)
+
+
+def _precede_as_much(launch_ns: Ints, steps: Steps) -> Mask:
+    """Return between which steps and the next one half as much as in a step was launched, and more than usual."""
+    launch_ns = np.sort(launch_ns, kind="stable")  # nearly in order
     begun, ended = (np.searchsorted(launch_ns, at_ns) for at_ns in (steps.start_ns, steps.end_ns))
     between, found = begun[1:] - ended[:-1], np.zeros(len(steps), np.bool_)
     if len(between) and (usual := np.median(ended - begun)):

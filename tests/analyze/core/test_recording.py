@@ -211,6 +211,26 @@ def test_a_step_that_launches_less_counts() -> None:
     assert steps_of(launching(trace)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("between", "is_said"),
+    [
+        ("cP", True),
+        ("c.", False),  # a validation, which does not reduce
+        ("..", False),
+    ],
+)
+def test_of_a_step_whose_range_was_lost_it_is_said_that_no_step_has_its_work(between: str, is_said: bool) -> None:
+    """One of many steps has so little of all communication that nothing else says so."""
+    ranges = [("train_step", "." * (4 * at) + "####") for at in (0, 1, 3, 4)]
+    trace = draw_trace(
+        ranges=ranges,
+        launches={"main": f"aN..bO..{between}..dQ..eR.."},
+        streams={7: f".a...b...{between[0]}...d...e..", 9: f"..N...O...{between[1]}...Q...R."},
+    )
+    noted = [note for note in measure_overlap(launching(trace)).warnings if "in no range of a step" in note]
+    assert [note.partition(",")[0] for note in noted] == (["after step 1"] if is_said else [])
+
+
 def test_a_copy_that_was_not_recorded_is_no_lost_launch() -> None:
     trace = draw_trace(
         ranges=THREE_STEPS, launches={"main": "a.......bM......c......."}, streams={7: ".aa.....bb......cc......"}
