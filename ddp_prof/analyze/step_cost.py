@@ -43,7 +43,7 @@ class StepCost:
         blocking_ns: The time without compute in which a stream, or the host of a CPU, stands still for communication.
         standstill_ns: All other time without compute.
         standstill_by_ns: The parts of ``standstill_ns``, which sum to it: ``communication`` that nothing waits for,
-            ``copies`` and ``idle``; ``None`` if they are not known.
+            ``copies`` and ``idle``; ``None`` if one of them is not known.
         reasons: By name of the part, why it is not known: ``contention`` (then work is not known either), ``blocking``
             (then standstill is not known either).
     """
@@ -145,7 +145,7 @@ def divide_step(step: StepOverlap, slowed: Slowed, why_no_blocking: str | None) 
         standstill_ns=less(rest_ns, blocking),
         standstill_low_ns=rest_ns - most,
         standstill_high_ns=rest_ns - least,
-        standstill_by_ns=None if blocking is None else _divide_standstill(length),
+        standstill_by_ns=None if None in (blocking, length.exposed_memory_ns) else _divide_standstill(length),
         reasons=reasons,
     )
 

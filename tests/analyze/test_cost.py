@@ -156,6 +156,9 @@ def test_what_waits_while_the_device_idles_is_no_standstill() -> None:
     cost = divide_step(replace(step, length=length), find_slowed(KNOWN, "cuda"), None)
     assert (cost.blocking_ns, cost.standstill_ns) == (7, 8)
     assert cost.standstill_by_ns == {"communication": 0, "copies": 1, "idle": 7}
+    without_copies = replace(length, exposed_memory_ns=None, idle_ns=None)
+    cost = divide_step(replace(step, length=without_copies), find_slowed(KNOWN, "cuda"), None)
+    assert (cost.standstill_ns, cost.standstill_by_ns) == (8, None), "copies and idle time were said to be 0"
 
 
 def is_divided(step: StepCost) -> bool:
