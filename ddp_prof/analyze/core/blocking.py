@@ -323,6 +323,9 @@ def device_blocking(
     unplaced = row_of[np.flatnonzero(is_mine & (dependencies.place == UNKNOWN))]
     step = events.step[unplaced[unplaced != UNKNOWN]]
     is_known[is_in(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
+    # What needs a collective that was launched before the recording may have been, too.
+    is_early = take_or_unknown(trace.launching_calls, events.activity[collectives]) == UNKNOWN
+    is_known[np.setdiff1d(collectives[is_early], needed)] = False
     reason = None
     if not is_complete:
         lacks_launch = len(found.unknown) > 0

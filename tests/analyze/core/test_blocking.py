@@ -164,6 +164,19 @@ def test_without_the_launch_of_a_collective_it_is_not_known_what_it_held_up(tmp_
     assert (rank.blocking.coverage.reason, rank.blocking.by_step_ns.max()) == (NO_LAUNCHES, UNKNOWN)
 
 
+def test_nothing_is_said_to_have_waited_for_none_of_what_was_launched_before_the_recording(tmp_path: Path) -> None:
+    """The recording begins while the device runs what the first of four steps launched, and waited for."""
+    capture = bucket_steps(20, 20, 20, 20)
+    capture.kernels = [replace(one, launch=None if one.start < STEP_NS else one.launch) for one in capture.kernels]
+    capture.syncs = [one for one in capture.syncs if one.at >= STEP_NS]
+    (rank,) = find_rank_events(
+        load_trace(write_capture(tmp_path / "x.sqlite", replace(capture, ranges=capture.ranges[1:])))
+    )
+    collectives = rank.blocking.by_event_ns[rank.events.category == Category.COMMUNICATION]
+    assert collectives.tolist() == [UNKNOWN, 10 * US, 10 * US, 10 * US], "the first one's was 0"
+    assert (rank.blocking.by_step_ns.tolist(), rank.blocking.total_ns) == ([10 * US] * 3, None)
+
+
 @pytest.mark.parametrize("lost", ["cudaStreamWaitEvent", "cudaEventRecord", "cuda"])
 def test_a_step_without_its_waits_is_not_said_to_stand_still_for_nothing(lost: str, tmp_path: Path) -> None:
     """Calls that wait and record were lost in step 2 alone: its collective seemed to be needed by nothing."""
