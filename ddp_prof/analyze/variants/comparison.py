@@ -360,6 +360,8 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     steps = [step for of_rank in by_rank for step in of_rank]
 
     communicating = [rank.communicating_steps for rank in ranks]
+    # How many steps there are is told by ranks whose figures are known: others may have steps that were left out there.
+    known = [rank for rank in ranks if not rank.reason] or ranks
     lengths = [ns for rank in ranks for ns in rank.lengths_ns]
     nearest = _length_of_typical_step(by_rank)
     comm_ns = _rounded_median(_known_values(steps, "comm_ns"))
@@ -377,7 +379,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         device=result.device,
         ranks=len(result.job_ranks),
         world_size=result.world_size,
-        steps=max((len(rank.marked_steps) for rank in ranks), default=0),
+        steps=max((len(rank.marked_steps) for rank in known), default=0),
         communicating_steps=max(map(len, communicating), default=0),
         others_communicate=any(
             len(of_rank) < sum(bool(step.comm_ns) for step in rank.marked_steps)

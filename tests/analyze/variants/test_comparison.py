@@ -11,8 +11,9 @@ import pytest
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.variants import comparison
 from ddp_prof.analyze.variants.comparison import PARTS, VariantSummary, _with_speedup, compare_variants
+from ddp_prof.analyze.why_unknown import LOST
 from ddp_prof.manifest import load_manifest
-from ddp_prof.present.headlines import describe_changes
+from ddp_prof.present.headlines import communicating_steps_text, describe_changes
 from tests.drawing import draw_trace
 
 STEPS = {"step 0": "######..............", "step 1": ".......######.......", "step 2": "..............######"}
@@ -150,3 +151,14 @@ def test_steps_whose_exposed_time_is_known_do_not_stand_for_the_others() -> None
     (summary,) = compare_variants([replace(result, ranks=(partly,))])
     assert (summary.comm_ns, summary.exposed_ns, summary.overlapped_ns) == (1, None, None)
     assert (summary.overlap_ratio, summary.exposed_half_width_ns) == (None, None)
+
+
+def test_steps_of_a_rank_without_figures_are_none_that_do_not_communicate() -> None:
+    """Of two ranks one lost two of five steps, the other all work: 'in the 3 of 5 steps that communicate' was said."""
+    result = of_unequal_steps()
+    (whole,) = result.ranks
+    partly = replace(whole, steps=whole.steps[:3])
+    silent = tuple(replace(step, comm_ns=None, exposed_ns=None) for step in whole.steps)
+    lost = replace(whole, process=whole.process + 1, reason=LOST, comm_ns=None, exposed_ns=None, steps=silent)
+    (summary,) = compare_variants([replace(result, ranks=(partly, lost))])
+    assert (summary.steps, summary.communicating_steps, communicating_steps_text(summary)) == (3, 3, "")
