@@ -64,8 +64,10 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(recording, "_measure_unlaunched", lambda *_: 0.0)
         # Where no copy is left of calls for copies, those may have taken any time: core/test_blocking.py has a test.
         patch.setattr(RankEvents, "lacks_copies", False)
-        # Where most kernels take no time, what they hide is not known: test_unknown_work.py.
-        patch.setattr(why_unknown, "lacks_durations_of_compute", lambda _: False)
+        # Where most kernels or collectives take no time, what hides is not known: test_unknown_work.py.
+        patch.setattr(why_unknown, "lacks_durations", lambda *_: False)
+        # Where much was launched between two steps, the time until the next one is no length: core/test_step_times.py.
+        patch.setattr(recording, "_precede_other_work", lambda _, __, steps: np.zeros(len(steps), np.bool_))
         # Where no range names a phase of a host: test_overlap.py.
         for module in (why_unknown, quality):
             patch.setattr(module, "lacks_phases", lambda _: False)
