@@ -18,6 +18,8 @@ _MOST_FLAGS = 1 << 20
 """Values that span less than this are numbered, or translated, by a table and not by sorting; see :func:`_codes`."""
 _MOST_FLAGS_PER_ROW = 16
 """With more flags than this for each row, the table takes longer than sorting."""
+_MOST_FLAGS_PER_OTHER = 4
+"""Values are looked for by flags if these are at most so many for each row that is searched, and some."""
 _PART = 1 << 16
 """Rows of a column that are looked at at once, so that intermediate results stay in the processor's cache."""
 _FIRST_PART = 1 << 14
@@ -160,19 +162,32 @@ def parts_of(rows: int) -> Iterator[slice]:
 def is_in(column: Ints, values: Collection[int] | Ints) -> Mask:
     """Return for each row of a long column whether it is one of a few values, as ``np.isin`` does."""
     chosen, found = np.fromiter(values, np.int64, len(values)), np.zeros(len(column), np.bool_)
-    for rows in parts_of(len(column) if len(chosen) else 0):
-        found[rows] = np.isin(column[rows], chosen)
+    low, high = _range(chosen)
+    if high - low >= _MOST_FLAGS:
+        for rows in parts_of(len(column)):
+            found[rows] = np.isin(column[rows], chosen)
+    elif len(chosen):
+        # A flag for each value from the least to the largest one; before and after these one for all other values.
+        flags, before = np.zeros(high - low + 3, np.bool_), low - 1
+        flags[chosen - before] = True
+        for rows in parts_of(len(column)):
+            np.take(flags, column[rows] - before, mode="clip", out=found[rows])
     return found
 
 
 def is_among(values: Ints, others: Ints) -> Mask:
-    """Return for each of the values whether it occurs in ``others``.
+    """Return for each of the values whether it occurs in ``others``, which may be long and in any order.
 
-    It is fast if there are few values and ``others`` is long: unlike ``np.isin`` it sorts only the values.
+    Unlike ``np.isin`` it never sorts ``others``.
     """
+    low, high = _range(values)
+    if high - low < _MOST_FLAGS + _MOST_FLAGS_PER_OTHER * len(others):
+        # A flag for each value as in is_in: those of the others are set, and then looked up.
+        flags, before = np.zeros(high - low + 3, np.bool_), low - 1
+        for rows in parts_of(len(others)):
+            flags[np.clip(others[rows] - before, 0, len(flags) - 1)] = True
+        return flags[values - before]
     ordered, which = np.unique(values, return_inverse=True)
-    if not len(ordered):
-        return np.zeros(0, np.bool_)
     # Look up each element of ``others`` among the sorted values, and mark the values that are found.
     at = np.minimum(np.searchsorted(ordered, others), len(ordered) - 1)
     found = np.zeros(len(ordered), np.bool_)

@@ -26,7 +26,7 @@ from ddp_prof.range_names import PROCESS, parse_ranges, works_on_device
 from ddp_prof.table import NEVER as NEVER
 from ddp_prof.table import NO_TIME as NO_TIME
 from ddp_prof.table import UNKNOWN as UNKNOWN
-from ddp_prof.table import Brief, constant_column, rows_of
+from ddp_prof.table import Brief, constant_column, is_in, rows_of
 from ddp_prof.table import Ints as Ints
 from ddp_prof.table import Mask as Mask
 from ddp_prof.table import Table as Table
@@ -352,7 +352,7 @@ class Trace(Brief):
         """The processes that say by a range that they communicate by NCCL, or compute on a device."""
         told = [name_id for name_id, one in parse_ranges(self.names, PROCESS).items() if works_on_device(one)]
         told += [name_id for name_id, name in enumerate(self.names) if NCCL_RANGE.match(name)]
-        return frozenset(distinct(self.spans.process[np.isin(self.spans.name_id, told)]))
+        return frozenset(distinct(self.spans.process[is_in(self.spans.name_id, told)]))
 
     @cached_property
     def processes(self) -> tuple[int, ...]:

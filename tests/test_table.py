@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof import table
-from ddp_prof.table import UNKNOWN, are_repeated, begins_run, count_before, distinct_rows, is_among, positions
+from ddp_prof.table import (
+    NEVER,
+    UNKNOWN,
+    are_repeated,
+    begins_run,
+    count_before,
+    distinct_rows,
+    is_among,
+    is_in,
+    positions,
+)
 
 VALUES = st.integers(-3, 3) | st.sampled_from((-(2**62), 2**21, 2**62))
 ROWS = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=20))
@@ -42,16 +52,19 @@ def test_a_row_is_repeated_that_is_equal_to_an_earlier_one(rows: list[tuple[int,
     assert repeated.tolist() == [row in rows[:at] for at, row in enumerate(rows)]
 
 
+NEAR_AND_FAR = st.lists(st.integers(-2, 9)) | st.lists(st.integers(-2, 9) | st.sampled_from([-NEVER, 1 << 25, NEVER]))
+
+
 @given(st.lists(st.integers(-2, 9)))
 def test_each_row_tells_how_many_of_its_group_come_before_it(group: list[int]) -> None:
     counted = [group[:at].count(one) for at, one in enumerate(group)]
     assert count_before(np.array(group, np.int64)).tolist() == counted
 
 
-@given(st.lists(st.integers(-2, 9)), st.lists(st.integers(-2, 9)))
+@given(NEAR_AND_FAR, NEAR_AND_FAR)
 def test_values_are_among_others_as_numpy_finds_them(values: list[int], others: list[int]) -> None:
     one, other = np.array(values, np.int64), np.array(others, np.int64)
-    assert is_among(one, other).tolist() == np.isin(one, other).tolist()
+    assert is_among(one, other).tolist() == is_in(one, other).tolist() == np.isin(one, other).tolist()
 
 
 def test_positions_are_those_of_what_is_known() -> None:

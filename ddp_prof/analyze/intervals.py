@@ -198,7 +198,7 @@ def innermost_of(start_ns: Ints, end_ns: Ints) -> Callable[[Ints], Ints]:
     if np.all(end_ns[:-1] <= start_ns[1:]) and np.all(start_ns <= end_ns):  # one after the other, as steps are
 
         def find_in_row(time_ns: Ints) -> Ints:
-            begun = np.searchsorted(start_ns, time_ns, side="right") - 1  # UNKNOWN before the first range
+            begun = count_up_to(start_ns, time_ns) - 1  # UNKNOWN before the first range
             return np.where(time_ns < end_ns[begun], begun, UNKNOWN)
 
         return find_in_row
@@ -210,7 +210,17 @@ def innermost_of(start_ns: Ints, end_ns: Ints) -> Callable[[Ints], Ints]:
         owner[first[row] : last[row]] = row
 
     def find(time_ns: Ints) -> Ints:
-        holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
+        holder: Ints = owner[count_up_to(edges, time_ns)]
         return holder
 
     return find
+
+
+def count_up_to(edges_ns: Ints, time_ns: Ints) -> Ints:
+    """Return how many edges (sorted) are not after each time; fast if the times are many and in order, too."""
+    if not len(time_ns) or np.any(time_ns[1:] < time_ns[:-1]):
+        return np.searchsorted(edges_ns, time_ns, side="right")
+    # Look up the few edges among the times instead: the number grows at the first time that is not before an edge.
+    first, last = np.searchsorted(edges_ns, time_ns[[0, -1]], side="right")
+    grows = np.searchsorted(time_ns, edges_ns[first:last])
+    return np.repeat(np.arange(first, last + 1), np.diff(grows, prepend=0, append=len(time_ns)))

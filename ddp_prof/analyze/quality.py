@@ -19,6 +19,7 @@ from ddp_prof.columns import by_number, count_noun, milliseconds, percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.notes import Doubt, prefixed
 from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.table import is_in
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
 
 
@@ -276,7 +277,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
         graphs=int((activities.kind == Kind.GRAPH).sum()),
         orphans=int((trace.launching_calls == UNKNOWN).sum()),
         unnumbered=int((activities.correlation == UNKNOWN).sum()),
-        earlier=int((are_launched_earlier(trace) & ~np.isin(activities.process, lacking)).sum()),
+        earlier=int((are_launched_earlier(trace) & ~is_in(activities.process, lacking)).sum()),
         calls=len(trace.calls),
         launches=launches,
         lost=lost,
@@ -402,7 +403,7 @@ def _warn_about_gloo(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]
     spans, activities = trace.spans, trace.activities
     names = gloo_names(trace)
     for rank in {rank.process: rank for rank in ranks if rank.device is not None and names}.values():
-        rows = np.flatnonzero(np.isin(spans.name_id, names) & (spans.process == rank.process))
+        rows = np.flatnonzero(is_in(spans.name_id, names) & (spans.process == rank.process))
         steps = union(rank.steps.start_ns, rank.steps.end_ns)
         if len(rank.steps):
             rows = rows[steps.covered_ns(spans.start_ns[rows], spans.end_ns[rows]) > 0]

@@ -211,7 +211,7 @@ def _calls_mpi(rank: RankEvents) -> bool:
     ``nsys --trace=mpi`` records such ranges.
     """
     names = [number for number, name in enumerate(rank.trace.names) if _MPI_CALL.match(name)]
-    return bool(np.isin(rank.trace.spans.name_id[rank.trace.spans.process == rank.process], names).any())
+    return bool(is_in(rank.trace.spans.name_id[rank.trace.spans.process == rank.process], names).any())
 
 
 _MPI_CALL = re.compile(
@@ -222,7 +222,7 @@ _MPI_CALL = re.compile(
 def count_messages(trace: Trace) -> int:
     """Return the number of sends and receives of gloo, which are not collectives."""
     names = [index for index, name in enumerate(trace.names) if name.startswith((f"{GLOO}send", f"{GLOO}recv"))]
-    return int(np.isin(trace.spans.name_id, names).sum())
+    return int(is_in(trace.spans.name_id, names).sum())
 
 
 def why_unknown_work(rank: RankEvents) -> str | None:

@@ -262,7 +262,7 @@ class _Process:
         """List the process's calls with what was launched around them; the class describes the parameters."""
         calls, activities = trace.synchronizations, trace.activities
         # The calls in their order, and what the process launched.
-        rows = np.flatnonzero((calls.process == process) & np.isin(calls.kind, _KINDS) & (calls.correlation > 0))
+        rows = np.flatnonzero((calls.process == process) & is_in(calls.kind, _KINDS) & (calls.correlation > 0))
         rows = rows[np.argsort(calls.correlation[rows], kind="stable")]
         own = activities.process == process
         launched = np.flatnonzero(own & (trace.launching_calls != UNKNOWN) & (activities.correlation != UNKNOWN))

@@ -42,6 +42,7 @@ from ddp_prof.table import (
     distinct_rows,
     empty,
     fill,
+    is_in,
     positions,
     select,
     take_or_unknown,
@@ -122,7 +123,7 @@ def _may_copy(trace: Trace) -> Mask:
 def _find_torch_ranges(trace: Trace) -> Ints:
     """Return the rows of torch's ranges around collectives."""
     ids = [index for index, name in enumerate(trace.names) if name.startswith(TORCH_RANGES)]
-    return np.flatnonzero(np.isin(trace.spans.name_id, ids))
+    return np.flatnonzero(is_in(trace.spans.name_id, ids))
 
 
 def name_operations(trace: Trace) -> Trace:

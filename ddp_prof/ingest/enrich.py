@@ -26,6 +26,7 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
     is_among,
+    is_in,
     positions,
     select,
     take_or_unknown,
@@ -240,7 +241,7 @@ def leave_out_captured_copies(trace: Trace, kind: Ints, events: Ints | None) -> 
         events: A value for each of its synchronizations, or ``None``; is returned for those that are left.
     """
     calls, activities = trace.synchronizations, trace.activities
-    is_captured = np.isin(calls.kind, (SyncKind.COPY, SyncKind.SET)) & _are_captured(trace.calls, kind, calls)
+    is_captured = is_in(calls.kind, (SyncKind.COPY, SyncKind.SET)) & _are_captured(trace.calls, kind, calls)
     for process in distinct(calls.process[is_captured]):  # other threads may copy meanwhile
         mine = np.flatnonzero(is_captured & (calls.process == process))
         numbers = activities.correlation[activities.process == process]
@@ -493,7 +494,7 @@ def _cut_by_waits(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     all others of their name. In a process with several devices it is not known for which of them the host waits.
     """
     activities, calls = trace.activities, trace.synchronizations
-    waits = select(calls, np.isin(calls.kind, (SyncKind.HOST_WAIT_DEVICE, SyncKind.HOST_WAIT_STREAM)))
+    waits = select(calls, is_in(calls.kind, (SyncKind.HOST_WAIT_DEVICE, SyncKind.HOST_WAIT_STREAM)))
     found, until_ns = [], []
     for row in rows[trace.launching_calls[rows] != UNKNOWN].tolist():
         process, start_ns, end_ns = activities.process[row], int(activities.start_ns[row]), int(activities.end_ns[row])

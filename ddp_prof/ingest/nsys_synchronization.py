@@ -35,6 +35,7 @@ from ddp_prof.table import (
     constant_column,
     count_before,
     fill,
+    is_in,
     positions,
     take_or_unknown,
 )
@@ -113,7 +114,7 @@ def find_synchronizations(
     calls = replace(
         calls, device=take_or_unknown(recorded["deviceId"], row), stream=take_or_unknown(recorded["streamId"], row)
     )
-    is_wait = np.isin(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
+    is_wait = is_in(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
     if not np.any(is_wait & (calls.kind == SyncKind.STREAM_WAIT)):
         return Found(calls, "none", NOT_RECORDED)
     by_number = _match_by_sync_id(calls, is_wait, take_or_unknown(recorded["eventSyncId"], row))
@@ -130,7 +131,7 @@ def _calls(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> Synchroni
     kinds = {number: kind for number, name in strings.items() if (kind := ordering_kind(name)) is not None}
     # The calls with these names; numbers are the ids of the names, sorted for the look-up of the kinds.
     numbers = np.array(sorted(kinds), np.int64)
-    rows = np.flatnonzero(np.isin(columns["nameId"], numbers))
+    rows = np.flatnonzero(is_in(columns["nameId"], numbers))
     if not len(rows):
         return empty(Synchronizations)
     start, end, tid, name = (columns[one][rows] for one in ("start", "end", "globalTid", "nameId"))
@@ -228,7 +229,7 @@ def _match_by_event(
         found = np.where(found == UNKNOWN, take_or_unknown(row_of, by_number[is_kept]), found)
     waits = replace(waits, awaits=np.where(is_wait[is_kept], found, UNKNOWN))
     # Leave out waits for events that were never recorded, and put the parts together.
-    known = np.where(np.isin(event, _NO_IDS), UNKNOWN, event)
+    known = np.where(is_in(event, _NO_IDS), UNKNOWN, event)
     does_wait = ~_are_for_nothing(waits, select(calls, lacks), from_start)
     return Found(
         concatenate(records, select(calls, lacks), select(waits, does_wait)),
@@ -240,7 +241,7 @@ def _match_by_event(
 def _processes_from_start(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> list[int]:
     """Return the processes that were recorded from their start: the export holds their first call of CUDA's driver."""
     numbers = [number for number, name in strings.items() if name.startswith("cuInit")]
-    return distinct(process_ids(columns["globalTid"][np.isin(columns["nameId"], numbers)]))
+    return distinct(process_ids(columns["globalTid"][is_in(columns["nameId"], numbers)]))
 
 
 def _are_for_nothing(waits: Synchronizations, hidden: Synchronizations, from_start: list[int]) -> Mask:
@@ -273,7 +274,7 @@ def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> 
     awaits = np.full(len(calls), UNKNOWN, np.int64)
     for process in distinct(calls.process):
         records = np.flatnonzero((calls.process == process) & (calls.kind == SyncKind.RECORD))
-        waits = np.flatnonzero((calls.process == process) & is_wait & ~np.isin(sync_id, _NO_IDS))
+        waits = np.flatnonzero((calls.process == process) & is_wait & ~is_in(sync_id, _NO_IDS))
         if len(waits):
             before = np.searchsorted(calls.correlation[records], calls.correlation[waits])
             beyond = sync_id[waits] - before  # the same, and largest, for waits for the latest record

@@ -27,7 +27,7 @@ from ddp_prof.errors import TraceError, lacks_memory
 from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, Only, number_texts
 from ddp_prof.ingest.names import MOST_LETTERS
 from ddp_prof.ingest.sqlite_pages import PageRows, TablePages, UnusualPagesError
-from ddp_prof.table import Ints
+from ddp_prof.table import Ints, is_in
 
 LEAST_BYTES_PER_ROW = 6
 """Smallest row in SQLite's format, which limits how many rows a file has room for."""
@@ -258,7 +258,7 @@ class SqliteFile(ExportTables):
         after = 0
         with suppress(UnusualPagesError, OSError):
             for rows, place in self._page_rows(table, (*columns, *present, *(only[:1] if only else ()))):
-                wanted = np.isin(rows.integers(place[only[0]]), only[1]) if only else None
+                wanted = is_in(rows.integers(place[only[0]]), only[1]) if only else None
                 found = {name: rows.integers(place[name], wanted) for name in columns}
                 if holds:
                     found[HOLDS] = _held(rows, {place[name]: bit for name, bit in present.items()})
@@ -274,7 +274,7 @@ class SqliteFile(ExportTables):
         after = 0  # rows that were decoded from pages; SQLite reads the rows after these
         with suppress(UnusualPagesError, OSError):
             for rows, place in self._page_rows(table, (column, text)):
-                wanted = np.flatnonzero(np.isin(rows.integers(place[column]), values))
+                wanted = np.flatnonzero(is_in(rows.integers(place[column]), values))
                 yield rows.texts(place[text], wanted)
                 after += len(rows)
             return

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof import growing_column
-from ddp_prof.analyze.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.intervals import Intervals, count_up_to, union, union_by_group
 from tests.drawing import column, instants, picture_of
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
@@ -86,3 +86,10 @@ def test_groups_are_united_on_their_own(rows: list[tuple[int, int, int]]) -> Non
 def test_times_of_any_epoch_are_exact(origin: int) -> None:
     got = union(column([origin, origin + 5]), column([origin + 7, origin + 9]))
     assert (got.start_ns.tolist(), got.end_ns.tolist()) == ([origin], [origin + 9])
+
+
+@given(st.lists(st.integers(0, 20), max_size=9), st.lists(st.integers(0, 20), max_size=9), st.booleans())
+def test_edges_are_counted_up_to_each_time(edges: list[int], times: list[int], are_in_order: bool) -> None:
+    times = sorted(times) if are_in_order else times
+    counted = count_up_to(column(sorted(edges)), column(times))
+    assert counted.tolist() == [sum(edge <= time for edge in edges) for time in times]

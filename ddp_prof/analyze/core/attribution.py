@@ -151,13 +151,13 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
     ddp_prof's ranges.
     """
     names, mine, spans = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process, trace.spans
-    span = np.flatnonzero(mine & np.isin(spans.name_id, list(names)))
+    span = np.flatnonzero(mine & is_in(spans.name_id, names))
     marked, gloo = union(spans.start_ns[span], spans.end_ns[span]), span[:0]
     activities = trace.activities
     if not np.any((activities.process == process) & (activities.category == Category.COMMUNICATION)):
         operations = {index: operation_of(trace.names[index]) for index in gloo_names(trace)}
         of_gloo = {index: Range(operation, {}) for index, operation in operations.items() if operation is not None}
-        gloo = np.flatnonzero(mine & np.isin(spans.name_id, list(of_gloo)))
+        gloo = np.flatnonzero(mine & is_in(spans.name_id, of_gloo))
         gloo = gloo[~marked.holds(spans.start_ns[gloo])]
         names, span = names | of_gloo, np.union1d(span, gloo)
     name_id = spans.name_id[span]
@@ -188,7 +188,7 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         is_gloo, launch_ns = np.isin(span, gloo), ranges.launch_ns.copy()
         launch_ns[is_gloo] = _find_launches(trace, select(ranges, is_gloo), marked)
         ranges = replace(ranges, launch_ns=launch_ns)
-    sizes = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(parse_ranges(trace.names, BUCKETS))))
+    sizes = np.flatnonzero(mine & is_in(trace.spans.name_id, parse_ranges(trace.names, BUCKETS)))
     return _number_buckets(trace, sizes, phases, ranges) if len(sizes) else ranges
 
 

@@ -32,6 +32,7 @@ from ddp_prof.table import (
     concatenate_columns,
     distinct,
     distinct_rows,
+    is_in,
     positions,
     rows_of,
     select,
@@ -392,8 +393,8 @@ class HostCalls:
         """``work`` are rows of the activities of one rank, in the order of :attr:`Dependencies.in_order`."""
         calls, process = trace.synchronizations, trace.activities.process[work[:1]]
         stream = dependencies.stream[work]
-        may_wait = np.isin(calls.kind, (*HOST_WAITS, SyncKind.COPY))
-        rows = np.flatnonzero(may_wait & np.isin(calls.process, process))
+        may_wait = is_in(calls.kind, (*HOST_WAITS, SyncKind.COPY))
+        rows = np.flatnonzero(may_wait & is_in(calls.process, process))
         rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
         self.work, self.rows = work, rows
         self.thread, self.place = calls.thread[rows], dependencies.call_place[rows]

@@ -404,7 +404,7 @@ def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints
     """
     spans = trace.spans
     name_of = names_of_collectives(trace)
-    mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, list(name_of))
+    mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, name_of)
     mine &= spans.end_ns > spans.start_ns  # else its end is not known, nor what was launched in it
     rows = np.flatnonzero(mine)
     rows = rows[steps.index_at(spans.start_ns[rows]) != UNKNOWN]

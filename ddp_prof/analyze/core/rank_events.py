@@ -46,7 +46,7 @@ from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.core.work import Work, find_work
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import ALL_REDUCE, OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
-from ddp_prof.table import Brief, begins_run, is_among, parts_of, rows_of
+from ddp_prof.table import Brief, begins_run, is_among, is_in, parts_of, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
     NEVER,
@@ -294,7 +294,7 @@ class RankEvents(Brief):
         calls, communicates = trace.synchronizations, events.category == Category.COMMUNICATION
         computes = np.isin(events.lane, distinct(events.lane[events.category == Category.COMPUTE]))
         rows = np.flatnonzero(~communicates & computes)
-        waits = (calls.process == self.process) & np.isin(calls.kind, HOST_WAITS)
+        waits = (calls.process == self.process) & is_in(calls.kind, HOST_WAITS)
         if self.device is None or not waits.any() or self.lacks_copies or self._host_communicates:
             return None
         unknown = rows[events.launch_ns[rows] == NO_TIME]
@@ -502,7 +502,7 @@ class RankEvents(Brief):
     def main_thread(self) -> int:
         """The thread that opens the ranges of steps; without steps, the process's first thread."""
         spans = self.trace.spans
-        lanes = spans.lane[(spans.process == self.process) & np.isin(spans.start_ns, self.steps.start_ns)]
+        lanes = spans.lane[(spans.process == self.process) & is_in(spans.start_ns, self.steps.start_ns)]
         threads, times = np.unique(lanes, return_counts=True)
         return int(threads[times.argmax()]) if len(lanes) and self.has_steps else self.process
 

@@ -477,7 +477,7 @@ def _are_local(trace: Trace, process: int, copies_ns: Ints) -> bool:
         or any(operation_of(name) == DEVICE_BARRIER for name in named)
     ):
         return False
-    rows = np.flatnonzero((spans.process == process) & is_in(spans.name_id, list(names_of_collectives(trace))))
+    rows = np.flatnonzero((spans.process == process) & is_in(spans.name_id, names_of_collectives(trace)))
     begun, ended = (np.searchsorted(np.sort(copies_ns), of[rows]) for of in (spans.start_ns, spans.end_ns))
     return not np.any(ended > begun)
 
@@ -652,7 +652,7 @@ def _count_waits(trace: Trace, process: int) -> tuple[int, int, int]:
     """
     calls, activities = trace.synchronizations, trace.activities
     mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
-    waits = np.flatnonzero((calls.process == process) & np.isin(calls.kind, HOST_WAITS) & (calls.start_ns != NO_TIME))
+    waits = np.flatnonzero((calls.process == process) & is_in(calls.kind, HOST_WAITS) & (calls.start_ns != NO_TIME))
     is_for_event = calls.kind[waits] == SyncKind.HOST_WAIT_EVENT
     mark = np.where(is_for_event, calls.awaits[waits], waits)  # the record of the event, or the call itself
     at_ns = take_or_unknown(calls.start_ns, mark, NO_TIME)

@@ -18,7 +18,7 @@ from ddp_prof.analyze.intervals import Intervals, innermost, innermost_of, union
 from ddp_prof.growing_column import in_parts
 from ddp_prof.notes import Doubt
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
-from ddp_prof.table import count_before
+from ddp_prof.table import count_before, is_in
 from ddp_prof.trace import (
     NEVER,
     NO_TIME,
@@ -383,7 +383,7 @@ def _holds_another(spans: Spans, rows: Ints) -> Mask:
 
 def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
     """Return the rows of the spans in ``mine`` that have one of these names (``ids``), ordered by start."""
-    rows = np.flatnonzero(mine & np.isin(spans.name_id, np.fromiter(ids, np.int64, len(ids))))
+    rows = np.flatnonzero(mine & is_in(spans.name_id, ids))
     return rows[np.argsort(spans.start_ns[rows], kind="stable")]
 
 

@@ -501,7 +501,7 @@ def _knows_syncs(rank: RankEvents) -> bool:
     A trace may contain these even if it does not contain the waits of streams.
     """
     calls = rank.trace.synchronizations
-    is_held = np.isin(calls.kind, HOST_WAITS)
+    is_held = is_in(calls.kind, HOST_WAITS)
     for_unknown = (calls.kind == SyncKind.HOST_WAIT_EVENT) & (calls.awaits == UNKNOWN)
     for_unknown |= (calls.kind == SyncKind.HOST_WAIT_STREAM) & (calls.stream == UNKNOWN)
     return rank.device is None or rank.trace.sync_source != "none" or bool(is_held.any() and not for_unknown.any())
