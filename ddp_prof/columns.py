@@ -148,6 +148,8 @@ class Hidden(Flag):
     """Copies, or memory sets, were launched, and none of them was recorded."""
     CALLS = auto()
     """Much compute has no recorded launch, so what a step launched is not known."""
+    STEPS = auto()
+    """All steps were left out, and what their work hid with them."""
 
 
 WHY_HIDDEN = {
@@ -160,6 +162,7 @@ WHY_HIDDEN = {
     Hidden.COMMUNICATION: "not seen",
     Hidden.COPIES: "no copies",
     Hidden.CALLS: "lost calls",
+    Hidden.STEPS: "no steps",
 }
 """For each of these, the words for what the capture lacks; docs/formats.md explains them."""
 

@@ -56,6 +56,7 @@ from ddp_prof.analyze.why_unknown import (
     NO_COMMUNICATION,
     NOT_TIMED,
     NOTHING,
+    NOTHING_LEFT,
     has_no_usable_events,
     hides_compute,
     hides_work,
@@ -201,21 +202,21 @@ class RankOverlap(RankResult):
     overlapped_ns: int | None = column(
         "communication with compute at the same time",
         measure=lambda of: of.overlapped_ns,
-        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS | Hidden.STEPS,
         stays=WITH_ROOM,
         adds_up=True,
     )
     exposed_ns: int | None = column(
         "communication without compute at the same time",
         measure=lambda of: of.communication.length_ns - of.overlapped_ns,
-        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS | Hidden.STEPS,
         stays=ALWAYS,
         adds_up=True,
     )
     backward_overlapped_ns: int | None = column(
         "communication with compute of backward at the same time",
         measure=lambda of: (of.communication & of.backward).length_ns if _knows_backward(of) else None,
-        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS | Hidden.STEPS,
         null="no compute of backward is known, or in some steps it is not",
     )
     reason: str | None = column("why the overlap is not known", measure=lambda of: of.reason, null="it is")
@@ -553,6 +554,8 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     if reason in NOT_TIMED:
         # Sums over the rank are of what was recorded; what a step communicated is not known.
         return of_rank, Hidden.LAUNCHES | Hidden.WORK
+    if reason in NOTHING_LEFT and comm_ns:
+        of_rank |= Hidden.STEPS
     if rank.hides_waits:
         # Whether the host computed or waited while it communicated is not known.
         return of_rank | Hidden.WAITS, of_steps | Hidden.WAITS

@@ -213,7 +213,8 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
         "exposed_ns": len(every - compute),
         "backward_overlapped_ns": len(every & backward) if backward and not _loses_backward(rank) else None,
     }
-    if (hides_graphs(rank) or hides_waits(rank)) and every:
+    is_left_out = rank.has_steps and not rank.steps
+    if (hides_graphs(rank) or hides_waits(rank) or is_left_out) and every:
         known |= dict.fromkeys(("overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
     if takes_no_time(rank):
         known |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns", "backward_overlapped_ns"))

@@ -231,6 +231,17 @@ def test_of_a_step_whose_range_was_lost_it_is_said_that_no_step_has_its_work(bet
     assert [note.partition(",")[0] for note in noted] == (["after step 1"] if is_said else [])
 
 
+def test_what_hid_communication_of_no_step_is_not_known_where_all_steps_are_left_out() -> None:
+    """Compute of the steps, which hid 2 of 5, is left out with them: all seemed to be exposed."""
+    trace = draw_trace(
+        ranges={"step 0": "....####"},
+        launches={"main": "gQ..ab.c"},
+        streams={7: ".g...aaaaa", 9: "..QQQQQ..."},
+    )
+    (rank,) = measure_overlap(launching(trace)).ranks
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (5, None, None)
+
+
 def test_a_copy_that_was_not_recorded_is_no_lost_launch() -> None:
     trace = draw_trace(
         ranges=THREE_STEPS, launches={"main": "a.......bM......c......."}, streams={7: ".aa.....bb......cc......"}
