@@ -68,6 +68,8 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(why_unknown, "lacks_durations", lambda *_: False)
         # Where much was launched between two steps, the time until the next one is no length: core/test_step_times.py.
         patch.setattr(recording, "_precede_other_work", lambda _, __, steps: np.zeros(len(steps), np.bool_))
+        # Where the clocks disagree so much that their units may differ: core/test_recording.py.
+        patch.setattr(recording.Recording, "units_differ", False)
         # Where no range names a phase of a host: test_overlap.py.
         for module in (why_unknown, quality):
             patch.setattr(module, "lacks_phases", lambda _: False)

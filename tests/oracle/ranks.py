@@ -401,7 +401,8 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     is_silent = not any(e.category == Category.COMMUNICATION for e in events)
     rows = zip(trace.activities.process, trace.activities.category, strict=True)
     is_other = any(owner == process and what == Category.COMMUNICATION for owner, what in rows)  # another device's
-    is_unnamed = device is not None and is_silent and not is_other and any(name.startswith("nccl:") for name in names)
+    names_some = "synchronize" in told if device is None else any(name.startswith("nccl:") for name in names)
+    is_unnamed = is_silent and not is_other and names_some
     return Rank(
         process, device, trace.ranks.get(process), str(trace.path),
         counted, [s for s in steps if not s.is_warmup and s not in incomplete], has_steps,
