@@ -576,3 +576,29 @@ def test_advice_that_gains_little_does_not_stand_for_the_cause_of_most_exposed_t
     assert (finding["rule"], finding["gain_high_ns"] < 0.01 * 255e6) == ("copies out of buckets", True)
     (change,) = [line for line in run(capture).stdout.splitlines() if line.startswith("change")]
     assert change.endswith("fewer bytes or a faster link would help. 1 finding below 1 % of a step.")
+
+
+def test_advice_that_gains_more_comes_before_the_cause() -> None:
+    """A late rank costs 323 ms of a step of 1,151 ms."""
+    said = run(TRACES.parent / "tests/analyze/doctor/captures/slow_rank.sqlite").stdout.splitlines()
+    assert [line.split()[0] for line in said[:3]] == ["gain", "change", "cause"]
+    assert said[1].split(None, 1)[1].startswith("straggler on rank 1")
+
+
+@pytest.mark.parametrize(("slow", "is_told"), [(1, False), (4, True)])
+def test_slower_first_steps_are_told_beside_one_that_stands_out_if_the_median_mixes_both(
+    slow: int, is_told: bool, tmp_path: Path
+) -> None:
+    capture, at = Capture(), 0
+    for step in range(8):
+        length, exposed = (8 if step < slow else 3) * MS, 2 * MS if step == 0 else 100 * US
+        capture.ranges.append(Range(f"step {step}", at, at + length, 100))
+        capture.kernels += [
+            Kernel("gemm", at, at + length - exposed, at, 100),
+            Kernel(NCCL, at + length - exposed, at + length, at + 1, 100, stream=20),
+        ]
+        at += length
+    said = run(write_capture(tmp_path / "x.sqlite", capture)).stdout.splitlines()
+    (notes,) = [line for line in said if line.startswith("notes")]
+    assert notes.split()[1:4] == ["step", "0", "alone"]
+    assert ("the first 4 of 8 steps take 8.00 ms, the others 3.00 ms" in notes) == is_told

@@ -290,13 +290,10 @@ def device_blocking(
     row_of = positions(events.activity, len(trace.activities))
     collectives = np.flatnonzero(events.category == Category.COMMUNICATION)
 
-    calls, waits = trace.synchronizations, _waits_of(trace, dependencies, is_mine)
+    waits = _waits_of(trace, dependencies, is_mine)
     # Waits of which it is not known what they waited for, if they may concern the measured steps.
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
     is_doubtful &= _can_matter(trace, dependencies, is_mine, row_of != UNKNOWN)
-    is_doubtful &= (
-        (steps.index_at(calls.start_ns) != UNKNOWN) | (dependencies.next_work != UNKNOWN) | (calls.stream < 0)
-    )
     # The collectives of `events` that the host waited for. What nothing follows delays no launch, such as the
     # synchronization with which a recording ends.
     awaited = row_of[host_calls.work[host_calls.latest[host_calls.waited]]]
@@ -524,21 +521,17 @@ def _needed_elsewhere(dependencies: Dependencies, is_mine: Mask, collectives: In
 def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_counted: Mask) -> Mask:
     """Return a mask of the synchronizations: those that may make a stream stand still for a collective that counts.
 
-    A synchronization on a stream that computes or communicates may do so. One on another stream, such as a stream on
-    which NCCL prepares its memory, only delays that stream's next work, and the recorded times contain this delay. If
-    it has no next work, the streams that wait for it are delayed, so it may matter. If the next work is known, it
-    must be among the events that count. Of a stream whose number is unknown nothing is known, so it may matter.
+    That depends on the work that they delay: it must be among the events that count, and on a stream that computes or
+    communicates. Else, as on a stream on which NCCL prepares its memory, the recorded times contain the delay. Of a
+    synchronization on a stream whose number is unknown nothing is known, so it may matter.
 
     - ``is_mine``: Mask of the activities of the rank.
     - ``is_counted``: Mask of the activities that are among the rank's measured events.
     """
-    activities, next_work = trace.activities, dependencies.next_work
-    counts = is_mine & is_in(activities.category, (Category.COMPUTE, Category.COMMUNICATION))
-    matters = is_in(dependencies.call_stream, distinct(dependencies.stream[counts]))
-    on = take_or_unknown(dependencies.stream, next_work)
-    matters |= (next_work != UNKNOWN) & (on != dependencies.call_stream)
-    matters &= (next_work == UNKNOWN) | np.append(is_counted, False)[next_work]
-    return matters | (trace.synchronizations.stream < 0)
+    next_work = dependencies.next_work
+    works = is_mine & is_in(trace.activities.category, (Category.COMPUTE, Category.COMMUNICATION))
+    counts = is_counted & is_in(dependencies.stream, distinct(dependencies.stream[works]))
+    return np.append(counts, False)[next_work] | (trace.synchronizations.stream < 0)
 
 
 def _reason(

@@ -267,22 +267,40 @@ class RunCritical(FrameResult):
 
 def find_rank_work(rank: RankEvents) -> RankWork:
     """Return the operations of a rank with what delayed them, or the reason why there are no paths."""
-    # No path where the recorded events do not tell what operations waited for.
-    coverage = rank.blocking.coverage
-    on_host = rank.device is None or coverage.source == "host"
-    reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
-    if (unknown := why_unknown(rank)) in NOT_TIMED:  # what the step waited for is not in the trace
-        reason = unknown
-    if rank.recording.lacks_calls:
-        reason = LOST_CALLS
-    if on_host:
-        reason = reason or why_unknown(rank) or NO_HOST_PATH
-    if reason:
+    if reason := _why_no_paths(rank):
         nothing = empty(Work), np.empty(0, np.int64), empty(StepEnds), None
         return RankWork(rank.process, rank.device, *nothing, reason)
+    row_of = positions(rank.work.activity, len(rank.trace.activities))
+    steps, ends = _find_ends(rank, row_of)
+    return RankWork(
+        process=rank.process,
+        device=rank.device,
+        work=rank.work,
+        of_timing=take_or_unknown(row_of, rank.events.activity[rank.operation_rows]),
+        steps=steps,
+        recorded=record(rank, ends),
+    )
+
+
+def _why_no_paths(rank: RankEvents) -> str | None:
+    """Return why the recorded events do not tell what the operations of a rank waited for; ``None`` if they do."""
+    coverage, unknown = rank.blocking.coverage, why_unknown(rank)
+    if rank.recording.lacks_calls:
+        return LOST_CALLS
+    if unknown in NOT_TIMED:
+        return unknown
+    on_host = rank.device is None or coverage.source == "host"
+    reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
+    return reason or (unknown or NO_HOST_PATH if on_host else None)
+
+
+def _find_ends(rank: RankEvents, row_of: Ints) -> tuple[StepEnds, Ends]:
+    """Return where the path of each step begins and ends, and with which operations a replayed step ends.
+
+    ``row_of`` holds the row in the rank's work of each activity of the trace.
+    """
     # The events in steps, and the row of each in ``work``. ``next_ns``: when the next step begins on the device.
     events, work, steps = rank.events, rank.work, len(rank.steps)
-    row_of = positions(work.activity, len(rank.trace.activities))
     row = take_or_unknown(row_of, events.activity)
     in_step = rows_of((row != UNKNOWN) & (events.step != UNKNOWN))
     row, step_of, launcher = row[in_step], events.step[in_step], events.launcher[in_step]
@@ -325,22 +343,16 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     main, any_place = np.full(steps, rank.main_thread), np.full(steps, np.iinfo(np.int64).max)
     calls = rank.host_calls
     waits = calls.last_before(main, rank.training_threads, rank.steps.end_ns, any_place, calls.waited)
-    return RankWork(
-        process=rank.process,
-        device=rank.device,
-        work=work,
-        of_timing=take_or_unknown(row_of, events.activity[rank.operation_rows]),
-        steps=StepEnds(
-            last=np.where(to_next, following, last),
-            start_ns=start_ns,
-            end_ns=np.where(to_next, next_ns, end_ns),
-            waited=take_or_unknown(calls.latest, waits),
-            host_end_ns=np.where(rank.has_steps and not rank.runs_ahead, rank.steps.end_ns, NO_TIME),
-            host_ns=rank.steps.end_ns - rank.steps.start_ns,
-            window_ns=rank.breakdown.window_ns,
-        ),
-        recorded=record(rank, ends),
+    found = StepEnds(
+        last=np.where(to_next, following, last),
+        start_ns=start_ns,
+        end_ns=np.where(to_next, next_ns, end_ns),
+        waited=take_or_unknown(calls.latest, waits),
+        host_end_ns=np.where(rank.has_steps and not rank.runs_ahead, rank.steps.end_ns, NO_TIME),
+        host_ns=rank.steps.end_ns - rank.steps.start_ns,
+        window_ns=rank.breakdown.window_ns,
     )
+    return found, ends
 
 
 def in_order_of_ranks(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -> list[RankWork]:

@@ -171,7 +171,7 @@ class SummarizedRun:
         return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {traces}", f"ddp-prof report {traces}"]
 
 
-def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> TableView:
+def summary_view(runs: Sequence[SummarizedRun], *, whole: bool) -> TableView:
     """Return the answer about one run as about ten lines of text; for several runs a table with a row each.
 
     Args:

@@ -305,6 +305,13 @@ def test_of_a_rank_whose_steps_are_all_of_warm_up_it_is_not_said_that_none_are_m
     assert merge_ranks([measure_overlap(marked), measure_overlap(warm)]).step_notes == ()
 
 
+def test_a_rank_whose_steps_are_all_of_warm_up_does_not_hide_the_lags_of_others() -> None:
+    ranks = [cpu_rank(0, ".####", "." * 16 + "####"), cpu_rank(1, "..###", "." * 17 + "###"), cpu_rank(2, ".####", "")]
+    warm = replace(ranks[2], names=tuple(name.replace("step|", "step|warmup=1|") for name in ranks[2].names))
+    skew = measure_skew(run_of(*ranks[:2], warm))
+    assert (skew.reason, [rank.last_steps for rank in skew.ranks]) == (None, [0, 2, 0])
+
+
 def test_where_a_rank_without_steps_alone_communicates_the_cause_is_of_no_step() -> None:
     """The command ended with a traceback."""
     silent, unmarked = cpu_rank(0, "", "", path="a"), without_steps(cpu_rank(1, ".####", "", path="b"))

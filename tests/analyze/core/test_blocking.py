@@ -225,6 +225,44 @@ def test_steps_with_all_calls_whose_waits_are_for_other_work_have_lost_none(
     assert rank.blocking.by_step_ns.tolist() == still
 
 
+@pytest.mark.parametrize(
+    ("stream", "warmup", "still"),
+    [
+        (7, 0, [UNKNOWN, UNKNOWN, 10 * US]),
+        (7, 1, [10 * US, 10 * US]),
+        (30, 0, [10 * US, 10 * US, 10 * US]),  # a stream without work
+        (31, 0, [10 * US, 10 * US, 10 * US]),  # a stream that only sets memory
+        (None, 1, [UNKNOWN, 10 * US]),  # it may be a stream of the next step
+    ],
+)
+def test_a_wait_for_what_is_not_known_makes_its_step_and_the_next_one_unknown(
+    stream: int | None, warmup: int, still: list[int], tmp_path: Path
+) -> None:
+    """Unless the work that it delays is of no step that counts."""
+    capture = bucket_steps(20, 20, 20)
+    capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 650, 8, 7, event=77))
+    capture.kernels[3].number = 9
+    capture.kernels.append(Kernel("memset", 2 * US, 3 * US, 750, 100, stream=31, kind="memset", number=10))
+    capture.syncs[-1].stream, capture.syncs[-1].has_row = stream or 0, stream is not None
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)), warmup_steps=warmup)
+    assert rank.blocking.by_step_ns.tolist() == still
+    assert (rank.blocking.coverage.reason is None) == (UNKNOWN not in still)
+
+
+@pytest.mark.parametrize(("at", "still"), [(650, [10 * US] * 3), (750, [10 * US, UNKNOWN, 10 * US])])
+def test_of_such_a_wait_between_two_steps_the_step_is_unknown_in_which_the_work_is(
+    at: int, still: list[int], tmp_path: Path
+) -> None:
+    """The wait is before the copy of step 0, which is after its range, or before the gradient of step 1."""
+    capture = bucket_steps(20, 20, 20)
+    capture.ranges[0].end = 625
+    capture.kernels[3].number = 9
+    del capture.syncs[4]  # else it waits for nothing
+    capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", at, 8 if at < 700 else 10, 7, event=77))
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_step_ns.tolist() == still
+
+
 def test_what_the_first_collective_of_a_recording_waits_for_may_have_been_launched_before(tmp_path: Path) -> None:
     """Its wait was said to be lost."""
     capture = bucket_steps(*[20] * 4)

@@ -254,6 +254,12 @@ class TestRangesThatOverlap:
             assert steps.number.tolist() == [0, 7, 2]
             assert note.startswith("1 range ")
 
+    def test_half_of_the_ranges_of_a_name_are_not_most_of_them(self) -> None:
+        ranges = {"step a0": "####....", "step a1": "....####", "step b0": ".##....."}
+        steps, (note,) = find_steps_and_notes(draw_trace(ranges=ranges), PID, "step ")
+        assert list(zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True)) == [(1, 3), (4, 8)]
+        assert note.startswith("1 range ")
+
     def test_of_two_threads_the_one_with_more_counts(self) -> None:
         trace = draw_trace(
             ranges=[("step 0", "####"), ("step 1", "....####"), ("step 2", "........####"), ("step 0", ".###")]

@@ -78,6 +78,18 @@ def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytes
     assert found.half_width_ns == pytest.approx(4 * BESIDE * half_width / 1.3**2, abs=1)
 
 
+@pytest.mark.parametrize(("alone", "factor"), [((990, 1010), 1.0), ((990, 1000, 1010), 1.25)])
+def test_the_median_of_two_is_their_mean_and_errs_no_more_than_it(alone: tuple[int, ...], factor: float) -> None:
+    """All kernels of a step differ alike; beside communication, none differs."""
+    duration = np.repeat([*alone, *[1300] * STEPS], KERNELS)
+    steps = len(duration) // KERNELS
+    kernel, step = np.tile(np.arange(KERNELS), steps), np.repeat(np.arange(steps), KERNELS)
+    keys = tuple((f"add{number}", "", None, "elementwise") for number in range(KERNELS))
+    found = measure_contention([KernelRuns(keys, kernel, duration, np.where(duration == 1300, 1300, 0), step, steps)])
+    of_mean = 1.3 * student_t(steps - 1) * (np.var(alone, ddof=1) / steps) ** 0.5 / 1000
+    assert found.slowdown_high == pytest.approx(1.3 + factor * of_mean)
+
+
 def test_kernels_that_were_not_compared_make_the_interval_wider() -> None:
     """They may be slowed otherwise, as the compared ones differ: these are slowed by 10 to 90 %."""
     kernels, steps = 9, 8
