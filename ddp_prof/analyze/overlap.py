@@ -22,9 +22,9 @@ from typing import ClassVar
 import numpy as np
 
 from ddp_prof.analyze.core.blocking import DependencyCoverage
+from ddp_prof.analyze.core.clocks import UNITS
 from ddp_prof.analyze.core.passes import is_lost_in_some
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.recording import UNITS
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
@@ -255,7 +255,7 @@ class RankOverlap(RankResult):
         null="the clocks of host and device disagree",
     )
     clocks_disagree: bool = column(
-        "whether times between launches and their work mean nothing, see ``analyze/core/recording.py``",
+        "whether times between launches and their work mean nothing, see ``analyze/core/clocks.py``",
         default=False,
         measure=lambda of: of.rank.clocks_disagree,
     )

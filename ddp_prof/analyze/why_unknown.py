@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPTIMIZER_PHASE, SYNCHRONIZE_PHASE, find_operations
+from ddp_prof.analyze.core.clocks import CLOCKS, UNITS
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE, ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
-from ddp_prof.analyze.core.recording import CLOCKS, UNITS, are_launched_earlier
+from ddp_prof.analyze.core.recording import are_launched_earlier
 from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
 from ddp_prof.communication import BARRIER, DEVICE_BARRIER, GLOO, NCCL_RANGE, OPERATIONS, REDUCTIONS, operation_of

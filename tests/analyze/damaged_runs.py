@@ -22,7 +22,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ddp_prof.analyze import quality, why_unknown
-from ddp_prof.analyze.core import counted_steps, lost_calls, recording
+from ddp_prof.analyze.core import clocks, counted_steps, lost_calls, recording
 from ddp_prof.analyze.core.call_numbers import StepNumbers
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.ingest import collectives, enrich
@@ -49,7 +49,7 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
     """The package with the oracle's rules alone, at the scale of what is drawn, which lasts tens of ns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
-        patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
+        patch.setattr(clocks, "CLOCK_ERROR_NS", MOST_EARLY)
         # Reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
         patch.setattr(StepNumbers, "is_whole", lambda *_, **__: False)
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.core.clocks import CLOCKS
 from tests.cli.test_one_value import COMMANDS, OPTIONS, Document, Entity, documents_of, entities_of
 from tests.command_line import run
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ddp_prof
-from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.core.clocks import CLOCKS
 from ddp_prof.analyze.variants.waterfall import PartChange, compare_before_after
 from tests.night import but_the_largest
 from tests.runs.test_pickles import FOREIGN

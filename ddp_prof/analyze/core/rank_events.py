@@ -27,10 +27,11 @@ from ddp_prof.analyze.core.blocking import (
     host_blocking,
     unknown_blocking,
 )
+from ddp_prof.analyze.core.clocks import CLOCKS
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
 from ddp_prof.analyze.core.passes import Passes, find_passes, whole_passes
-from ddp_prof.analyze.core.recording import CLOCKS, Recording, are_launched_earlier
+from ddp_prof.analyze.core.recording import Recording, are_launched_earlier
 from ddp_prof.analyze.core.reduced_gradients import need_reduced_gradients
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,

@@ -17,11 +17,9 @@ no more than the figures that need them (``hides_copies``), unless they may comm
 beside it, was recorded. Nor is a step complete that seems to have lost calls with all that they launched, see
 :mod:`.lost_calls`.
 
-*One clock.* Nothing begins before it is launched, a host that waits for work does not return before its end, and some
-of what follows idle time of its device begins soon after its launch (if the device has a backlog all the time, a wait
-of the host ends with its work). If the times contradict this beyond a few exceptions, the clocks of host and device
-disagree: then no time between a call and an activity means anything, and the start of each launch counts as unknown.
-Figures that need only the device's clock stay, unless its unit is another one.
+*One clock.* If the clocks of host and device disagree (:mod:`.clocks`), no time between a call and an activity means
+anything, and the start of each launch counts as unknown. Figures that need only the device's clock stay, unless its
+unit is another one.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ddp_prof.analyze.core.clocks import Clocks, compare_clocks
 from ddp_prof.analyze.core.lost_calls import StepLaunches, find_lost_calls, names_of_collectives
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.columns import by_number
@@ -43,42 +42,11 @@ from ddp_prof.table import (
     distinct,
     is_among,
     is_in,
-    parts_of,
     rows_of,
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind, Trace
-
-HANDFUL = 3
-"""Largest number of activities that may begin before their launch before the clocks count as disagreeing.
-
-Also the number of waits above which :data:`LEAST_EARLY_SHARE` applies to waits that return early.
-"""
-
-LEAST_EARLY_SHARE = 0.1
-"""Fraction of the host's waits that must return early for the clocks to disagree, if more than a handful do.
-
-If only a handful or fewer return early, it is half of the waits.
-"""
-
-CLOCK_ERROR_NS = 50_000
-"""A wait is early if it returns more than this before the end of the work that it waits for.
-
-In sound captures, a wait may seem to return up to 8 us before that end.
-"""
-
-LATE_NS = 1_000_000
-"""What follows idle time begins late if it does so more than this after its launch.
-
-In sound captures, some of it begins within 40 us.
-"""
-
-IDLE_NS = 20_000
-"""A device is idle before an activity if nothing ran on it for longer than this."""
-
-MOST_STRETCHED = 100
-"""If clocks disagree, and one runs more than this times as fast as the other, their units differ."""
+from ddp_prof.trace import Category, Kind, SyncKind, Trace
 
 MOST_ALWAYS_LOST = 0.01
 """Some launches may make no activity in any step: up to this fraction, what most steps lack counts as no loss.
@@ -94,13 +62,9 @@ MOST_UNLAUNCHED = 0.1
 MOST_NAMED = 8
 """Largest number of steps whose numbers a note lists."""
 
-UNITS = "times of host and device are in different units in this capture, so no time of the device is known"
-
 LOST_CALLS = (
     "calls that launched much of compute were not recorded: what a step launched is not known, nor what is backward"
 )
-
-CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
 
 
 @dataclass(frozen=True)
@@ -130,13 +94,7 @@ class Recording:
         step_ranges: Number of ranges of collectives in each step.
         step_silent_ranges: Number of these in which a collective seems to be lost; see
             :mod:`.lost_calls`.
-        launched: Number of activities whose launch is known.
-        early: Number of these activities that begin before their launch.
-        late: Number of these activities that follow idle time, if all of the process begin late; else 0.
-        stretch: How many times as far apart these activities begin as their launches; 1 if that is not known.
-        waits: Number of waits of the host for known work.
-        early_waits: Number of these waits that returned before this work had ended.
-        prompt_waits: Number of these waits that began before this work had ended, and returned soon after that.
+        clocks: How the times of host and devices fit together.
         unlaunched: Fraction of the time of its compute without a recorded call, though other compute has one. What was
             launched before the recording began is left out, and what began in incomplete steps.
     """
@@ -159,13 +117,7 @@ class Recording:
     is_partial: Mask
     step_ranges: Ints
     step_silent_ranges: Ints
-    launched: int
-    early: int
-    late: int
-    stretch: float
-    waits: int
-    early_waits: int
-    prompt_waits: int
+    clocks: Clocks
     unlaunched: float
 
     @property
@@ -243,100 +195,68 @@ class Recording:
 
     @property
     def clocks_disagree(self) -> bool:
-        """Whether the clocks of host and device disagree; see the module's description."""
-        if self.early > HANDFUL:
-            return True
-        # What was lost may have run before late activities. If the device's clock is late, no wait ends with its work.
-        if self.late > HANDFUL and not self.loses_work and (self.early_waits or not self.prompt_waits):
-            return True
-        least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
-        return self.early_waits > 0 and self.early_waits >= least * self.waits
+        """Whether the clocks of host and device disagree; see :mod:`.clocks`."""
+        return self.clocks.disagree(loses_work=self.loses_work)
 
     @property
     def units_differ(self) -> bool:
         """Whether the times of host and device are in different units."""
-        return self.clocks_disagree and not 1 / MOST_STRETCHED <= self.stretch <= MOST_STRETCHED
+        return self.clocks_disagree and self.clocks.are_stretched
 
     def notes(self, names: list[str]) -> tuple[str, ...]:
         """Return a doubt for each kind of damage; ``names`` are the names of the steps."""
-        notes, is_incomplete = [], self.is_incomplete
+        notes = list[str]()
+        without = f"no activity{' with their number' if self.are_unnumbered else ', which the profiler lost'}"
+        without_there = without.replace("activity", "activity there", 1)
+
+        def leave_out(steps: Mask, why: str) -> None:
+            """Note that these steps, if there are any, are left out; ``why`` may speak of {them} and {their} work."""
+            if count := int(steps.sum()):
+                words = {"them": by_number(count, "it", "them"), "their": by_number(count, "its", "their")}
+                notes.append(f"{name_steps(names, steps)} left out: {why.format(**words)}")
+
         is_lost = (self.step_lost > self.always_lost) & (self._loses_copies | ~self._has_other_damage)
-        why = " with their number" if self.are_unnumbered else ", which the profiler lost"
-        if is_lost.any():
-            launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
-            notes.append(
-                f"{name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
-                f"{'it' if is_lost.sum() == 1 else 'them'} {by_number(lost, 'has', 'have')} no activity{why}"
-            )
-        counts = ~is_incomplete & (self.step_launches > 0)
+        launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
+        leave_out(is_lost, f"{lost:,} of {launches:,} launches in {{them}} {by_number(lost, 'has', 'have')} {without}")
+        counts = ~self.is_incomplete & (self.step_launches > 0)
         if (always := self.always_lost) and counts.any():
             do, each = ("counts", "it") if counts.sum() == 1 else ("count", "each of them")
             lack = "1 launch has" if always == 1 else f"{always:,} launches have"
             notes.append(f"{name_steps(names, counts)} {do}, although {lack} no activity in {each}")
-        if (loses := self._loses_copies).any():
-            which, count = name_steps(names, loses), int(self.step_lost_copies[loses].sum())
-            calls = "a call that copies or sets memory has"
-            calls = calls if count == 1 else f"{count:,} calls that copy or set memory have"
-            if self.hides_copies:
-                notes.append(f"{which}: {calls} no activity there{why}, so no figure that needs copies is known")
-            else:
-                notes.append(f"{which} left out: {calls} no activity there{why}")
-        if self.is_overlong.any():
-            which = "it" if self.is_overlong.sum() == 1 else "them"
+        loses = self._loses_copies
+        copies = int(self.step_lost_copies[loses].sum())
+        calls = by_number(
+            copies, "a call that copies or sets memory has", f"{copies:,} calls that copy or set memory have"
+        )
+        if self.hides_copies:
             notes.append(
-                f"{name_steps(names, self.is_overlong)} left out: an activity in {which} has an impossible end"
+                f"{name_steps(names, loses)}: {calls} {without_there}, so no figure that needs copies is known"
             )
-        if self.are_most_overlong and not self.is_overlong.all():
-            which = name_steps(names, ~self.is_overlong)
-            notes.append(
-                f"{which} left out: most steps have activities with an impossible end, so no end can be trusted"
-            )
-        if self.is_timeless.any():
-            which = "it" if self.is_timeless.sum() == 1 else "them"
-            timeless = name_steps(names, self.is_timeless)
-            notes.append(f"{timeless} left out: a kernel in {which} takes no time, which is impossible")
-        if self.is_silent.any():
-            which = "it" if self.is_silent.sum() == 1 else "them"
-            notes.append(f"{name_steps(names, self.is_silent)} left out: no launch was recorded in {which}")
+        else:
+            leave_out(loses, f"{calls} {without_there}")
+        leave_out(self.is_overlong, "an activity in {them} has an impossible end")
+        if self.are_most_overlong:
+            why = "most steps have activities with an impossible end, so no end can be trusted"
+            leave_out(~self.is_overlong, why)
+        leave_out(self.is_timeless, "a kernel in {them} takes no time, which is impossible")
+        leave_out(self.is_silent, "no launch was recorded in {them}")
         is_partial = self.is_partial & ~self.is_overlong & ~self.is_silent
         lacks_collectives = is_partial & (self.step_silent_ranges > 0)
-        if lacks_collectives.any():
-            ranges, silent = (int(of[lacks_collectives].sum()) for of in (self.step_ranges, self.step_silent_ranges))
-            which, it = name_steps(names, lacks_collectives), "it" if lacks_collectives.sum() == 1 else "them"
-            notes.append(
-                f"{which} left out: collectives in {it} seem to be recorded only in part: in {silent:,} of {ranges:,} "
-                "ranges of collectives nothing was launched that is known to communicate"
-            )
-        if (is_partial := is_partial & ~lacks_collectives).any():
-            whose = "its" if is_partial.sum() == 1 else "their"
-            notes.append(f"{name_steps(names, is_partial)} left out: {whose} launches seem to be recorded only in part")
+        ranges, silent = (int(of[lacks_collectives].sum()) for of in (self.step_ranges, self.step_silent_ranges))
+        leave_out(
+            lacks_collectives,
+            f"collectives in {{them}} seem to be recorded only in part: in {silent:,} of {ranges:,} ranges of "
+            "collectives nothing was launched that is known to communicate",
+        )
+        leave_out(is_partial & ~lacks_collectives, "{their} launches seem to be recorded only in part")
         if self.precedes_collectives.any():
             which = name_steps(names, self.precedes_collectives)
             notes.append(
                 f"after {which}, about as much as in a step was launched before the next one, collectives included, "
                 "but in no range of a step: figures per step leave it out"
             )
-        if self.units_differ:
-            notes.append(f"{UNITS} (activities begin {self.stretch:.4g} times as far apart as their launches)")
-        elif self.clocks_disagree:
-            begin = by_number(self.early, "begins before its", "begin before their")
-            wait = by_number(
-                self.early_waits, "returns before the work that it waits", "return before the work that they wait"
-            )
-            found = [
-                f"{count:,} of {of:,} {what}"
-                for count, of, what in (
-                    (self.early, self.launched, f"activities {begin} launch"),
-                    (self.early_waits, self.waits, f"waits of the host {wait} for ends"),
-                )
-                if count
-            ]
-            if self.late > HANDFUL:
-                found.append(
-                    f"all {self.late:,} activities before which the device was idle begin more than "
-                    f"{LATE_NS // 1_000_000} ms after their launch"
-                )
-            notes.append(f"{CLOCKS} ({', '.join(found)})")
+        if self.clocks_disagree:
+            notes.append(self.clocks.describe_disagreement())
         return (*map(Doubt, notes), *([LOST_CALLS] if self.lacks_calls else []))
 
 
@@ -370,8 +290,6 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     if is_timeless.all():  # the profiler tells no durations of these kernels, or it damaged some in each step
         is_timeless = _are_launched_in(trace, _that_usually_last(trace, timeless, process), steps)
     step_lost_copies, are_copies_alike, are_copies_local = _count_lost_copies(trace, process, steps)
-    launched, early = _count_early_starts(trace, process)
-    waits, early_waits, prompt_waits = _count_waits(trace, process)
     precedes_other_work = _precede_other_work(trace, process, steps)
     found = Recording(
         launches=len(launch_ns),
@@ -392,13 +310,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         is_partial=lost_calls.is_partial,
         step_ranges=lost_calls.ranges,
         step_silent_ranges=lost_calls.silent_ranges,
-        launched=launched,
-        early=early,
-        late=_count_late_starts(trace, process),
-        stretch=_measure_stretch(trace, process),
-        waits=waits,
-        early_waits=early_waits,
-        prompt_waits=prompt_waits,
+        clocks=compare_clocks(trace, process),
         unlaunched=0.0,
     )
     return replace(found, unlaunched=_measure_unlaunched(trace, process, select(steps, found.is_incomplete)))
@@ -593,15 +505,6 @@ def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:
     return is_part[rows]
 
 
-def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
-    """Return how many activities have a known launch, and how many of these begin before it."""
-    activities = trace.activities
-    mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
-    start_ns, launching = activities.start_ns[mine], trace.launching_calls[mine]
-    is_early = [start_ns[rows] < trace.calls.start_ns[launching[rows]] for rows in parts_of(len(start_ns))]
-    return len(start_ns), sum(int(found.sum()) for found in is_early)
-
-
 def _measure_unlaunched(trace: Trace, process: int, incomplete: Steps) -> float:
     """Return the fraction of the time of compute without a recorded call; 0 if no compute has one."""
     activities = trace.activities
@@ -613,68 +516,3 @@ def _measure_unlaunched(trace: Trace, process: int, incomplete: Steps) -> float:
     is_lost = ~is_launched & ~are_launched_earlier(trace)[rows]
     is_lost &= incomplete.index_at(activities.start_ns[rows]) == UNKNOWN
     return float(took_ns[is_lost].sum() / max(1, took_ns.sum()))
-
-
-def _count_late_starts(trace: Trace, process: int) -> int:
-    """Return how many activities follow idle time of their device, if all activities with a known launch begin late."""
-    activities = trace.activities
-    rows = np.flatnonzero(activities.process == process)
-    launching = trace.launching_calls[rows]
-    delay_ns = activities.start_ns[rows] - take_or_unknown(trace.calls.start_ns, launching)
-    is_launched = launching != UNKNOWN
-    if not is_launched.any() or delay_ns[is_launched].min() <= LATE_NS:
-        return 0
-    late = 0
-    for device in distinct(activities.device[rows]):
-        own = np.flatnonzero(activities.device[rows] == device)
-        own = own[np.argsort(activities.start_ns[rows[own]], kind="stable")]
-        busy_until_ns = np.maximum.accumulate(activities.end_ns[rows[own]])
-        is_idle = activities.start_ns[rows[own[1:]]] - busy_until_ns[:-1] > IDLE_NS
-        late += int((is_idle & is_launched[own[1:]]).sum())
-    return late
-
-
-def _measure_stretch(trace: Trace, process: int) -> float:
-    """Return how many times as far apart activities begin as their launches; 1 if fewer than a handful are launched."""
-    mine = rows_of((trace.activities.process == process) & (trace.launching_calls != UNKNOWN))
-    start_ns, launch_ns = trace.activities.start_ns[mine], trace.calls.start_ns[trace.launching_calls[mine]]
-    if len(start_ns) <= HANDFUL or launch_ns.min() == launch_ns.max():
-        return 1.0
-    return float((start_ns.max() - start_ns.min()) / (launch_ns.max() - launch_ns.min()))
-
-
-def _count_waits(trace: Trace, process: int) -> tuple[int, int, int]:
-    """Return how many waits of the host wait for known work, and how many return before, and how many with, its end.
-
-    Only work counts that the waiting thread launched before the wait: what another thread launches meanwhile may come
-    after it. In a process with several devices it is not known which device a stream or a wait belongs to; all numbers
-    are then 0.
-    """
-    calls, activities = trace.synchronizations, trace.activities
-    mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
-    waits = np.flatnonzero((calls.process == process) & is_in(calls.kind, HOST_WAITS) & (calls.start_ns != NO_TIME))
-    is_for_event = calls.kind[waits] == SyncKind.HOST_WAIT_EVENT
-    mark = np.where(is_for_event, calls.awaits[waits], waits)  # the record of the event, or the call itself
-    at_ns = take_or_unknown(calls.start_ns, mark, NO_TIME)
-    waits, mark, at_ns = waits[at_ns != NO_TIME], mark[at_ns != NO_TIME], at_ns[at_ns != NO_TIME]
-    if not len(waits) or len(distinct(activities.device[mine])) != 1:
-        return 0, 0, 0
-    launching = trace.launching_calls[mine]
-    thread, launch_ns = trace.calls.lane[launching], trace.calls.start_ns[launching]
-    lane, end_ns = activities.lane[mine], activities.end_ns[mine]
-    # For each thread and stream (UNKNOWN: all streams): the latest end among all work launched before each wait.
-    known = early = prompt = 0
-    any_stream = np.where(calls.kind[waits] == SyncKind.HOST_WAIT_DEVICE, UNKNOWN, calls.stream[mark])
-    for caller in distinct(calls.thread[mark]):
-        for stream in distinct(any_stream[calls.thread[mark] == caller]):
-            rows = np.flatnonzero((thread == caller) & ((lane == stream) | (stream == UNKNOWN)))
-            rows = rows[np.argsort(launch_ns[rows], kind="stable")]
-            last_ns = np.maximum.accumulate(end_ns[rows])
-            own = (calls.thread[mark] == caller) & (any_stream == stream)
-            at = np.searchsorted(launch_ns[rows], at_ns[own]) - 1
-            ended_ns = take_or_unknown(last_ns, np.maximum(at, UNKNOWN), NO_TIME)
-            known += int((ended_ns != NO_TIME).sum())
-            early += int((ended_ns > calls.end_ns[waits[own]] + CLOCK_ERROR_NS).sum())
-            is_prompt = (ended_ns > calls.start_ns[waits[own]]) & (ended_ns <= calls.end_ns[waits[own]])
-            prompt += int((is_prompt & (calls.end_ns[waits[own]] <= ended_ns + CLOCK_ERROR_NS)).sum())
-    return known, early, prompt

@@ -25,8 +25,8 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import SHARDING, CollectiveTimings, are_votes, carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, first_by_step
+from ddp_prof.analyze.core.clocks import CLOCKS
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.analyze.why_unknown import why_unknown

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.blocking import NO_COPIES
+from ddp_prof.analyze.core.clocks import CLOCKS, UNITS
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
-from ddp_prof.analyze.core.recording import CLOCKS, LOST_CALLS, UNITS, Recording
+from ddp_prof.analyze.core.recording import LOST_CALLS, Recording
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.timing import find_timings
-from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.core.clocks import CLOCKS
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.what_if.sizes import find_gradients
 from ddp_prof.analyze.what_if.structure import (

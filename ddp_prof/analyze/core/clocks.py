@@ -1,0 +1,194 @@
+"""Whether the host and the devices of a process share one clock.
+
+Nothing begins before it is launched, a host that waits for work does not return before its end, and some of what
+follows idle time of its device begins soon after its launch (if the device has a backlog all the time, a wait of the
+host ends with its work). If the times contradict this beyond a few exceptions, the clocks of host and device disagree:
+then no time between a call and an activity means anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.columns import by_number
+from ddp_prof.table import NO_TIME, UNKNOWN, distinct, is_in, parts_of, rows_of, take_or_unknown
+from ddp_prof.trace import HOST_WAITS, SyncKind, Trace
+
+HANDFUL = 3
+"""Largest number of activities that may begin before their launch before the clocks count as disagreeing.
+
+Also the number of waits above which :data:`LEAST_EARLY_SHARE` applies to waits that return early.
+"""
+
+LEAST_EARLY_SHARE = 0.1
+"""Fraction of the host's waits that must return early for the clocks to disagree, if more than a handful do.
+
+If only a handful or fewer return early, it is half of the waits.
+"""
+
+CLOCK_ERROR_NS = 50_000
+"""A wait is early if it returns more than this before the end of the work that it waits for.
+
+In sound captures, a wait may seem to return up to 8 us before that end.
+"""
+
+LATE_NS = 1_000_000
+"""What follows idle time begins late if it does so more than this after its launch.
+
+In sound captures, some of it begins within 40 us.
+"""
+
+IDLE_NS = 20_000
+"""A device is idle before an activity if nothing ran on it for longer than this."""
+
+MOST_STRETCHED = 100
+"""If clocks disagree, and one runs more than this times as fast as the other, their units differ."""
+
+UNITS = "times of host and device are in different units in this capture, so no time of the device is known"
+
+CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """How the times of the host of a process and of its devices fit together.
+
+    Attributes:
+        launched: Number of activities whose launch is known.
+        early: Number of these activities that begin before their launch.
+        late: Number of these activities that follow idle time, if all of the process begin late; else 0.
+        stretch: How many times as far apart these activities begin as their launches; 1 if that is not known.
+        waits: Number of waits of the host for known work.
+        early_waits: Number of these waits that returned before this work had ended.
+        prompt_waits: Number of these waits that began before this work had ended, and returned soon after that.
+    """
+
+    launched: int
+    early: int
+    late: int
+    stretch: float
+    waits: int
+    early_waits: int
+    prompt_waits: int
+
+    def disagree(self, *, loses_work: bool) -> bool:
+        """Return whether the clocks disagree; work that was lost may have run before activities that begin late."""
+        if self.early > HANDFUL:
+            return True
+        # If the device's clock is late, no wait ends with its work.
+        if self.late > HANDFUL and not loses_work and (self.early_waits or not self.prompt_waits):
+            return True
+        least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
+        return self.early_waits > 0 and self.early_waits >= least * self.waits
+
+    @property
+    def are_stretched(self) -> bool:
+        """Whether one clock runs so much faster than the other that their units differ, if they disagree."""
+        return not 1 / MOST_STRETCHED <= self.stretch <= MOST_STRETCHED
+
+    def describe_disagreement(self) -> str:
+        """Return a note on clocks that disagree, and why they do."""
+        if self.are_stretched:
+            return f"{UNITS} (activities begin {self.stretch:.4g} times as far apart as their launches)"
+        begin = by_number(self.early, "begins before its", "begin before their")
+        wait = by_number(
+            self.early_waits, "returns before the work that it waits", "return before the work that they wait"
+        )
+        found = [
+            f"{count:,} of {of:,} {what}"
+            for count, of, what in (
+                (self.early, self.launched, f"activities {begin} launch"),
+                (self.early_waits, self.waits, f"waits of the host {wait} for ends"),
+            )
+            if count
+        ]
+        if self.late > HANDFUL:
+            found.append(
+                f"all {self.late:,} activities before which the device was idle begin more than "
+                f"{LATE_NS // 1_000_000} ms after their launch"
+            )
+        return f"{CLOCKS} ({', '.join(found)})"
+
+
+def compare_clocks(trace: Trace, process: int) -> Clocks:
+    """Return how the times of the host of a process and of its devices fit together."""
+    launched, early = _count_early_starts(trace, process)
+    waits, early_waits, prompt_waits = _count_waits(trace, process)
+    late, stretch = _count_late_starts(trace, process), _measure_stretch(trace, process)
+    return Clocks(launched, early, late, stretch, waits, early_waits, prompt_waits)
+
+
+def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
+    """Return how many activities have a known launch, and how many of these begin before it."""
+    activities = trace.activities
+    mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
+    start_ns, launching = activities.start_ns[mine], trace.launching_calls[mine]
+    is_early = [start_ns[rows] < trace.calls.start_ns[launching[rows]] for rows in parts_of(len(start_ns))]
+    return len(start_ns), sum(int(found.sum()) for found in is_early)
+
+
+def _count_late_starts(trace: Trace, process: int) -> int:
+    """Return how many activities follow idle time of their device, if all activities with a known launch begin late."""
+    activities = trace.activities
+    rows = np.flatnonzero(activities.process == process)
+    launching = trace.launching_calls[rows]
+    delay_ns = activities.start_ns[rows] - take_or_unknown(trace.calls.start_ns, launching)
+    is_launched = launching != UNKNOWN
+    if not is_launched.any() or delay_ns[is_launched].min() <= LATE_NS:
+        return 0
+    late = 0
+    for device in distinct(activities.device[rows]):
+        own = np.flatnonzero(activities.device[rows] == device)
+        own = own[np.argsort(activities.start_ns[rows[own]], kind="stable")]
+        busy_until_ns = np.maximum.accumulate(activities.end_ns[rows[own]])
+        is_idle = activities.start_ns[rows[own[1:]]] - busy_until_ns[:-1] > IDLE_NS
+        late += int((is_idle & is_launched[own[1:]]).sum())
+    return late
+
+
+def _measure_stretch(trace: Trace, process: int) -> float:
+    """Return how many times as far apart activities begin as their launches; 1 if fewer than a handful are launched."""
+    mine = rows_of((trace.activities.process == process) & (trace.launching_calls != UNKNOWN))
+    start_ns, launch_ns = trace.activities.start_ns[mine], trace.calls.start_ns[trace.launching_calls[mine]]
+    if len(start_ns) <= HANDFUL or launch_ns.min() == launch_ns.max():
+        return 1.0
+    return float((start_ns.max() - start_ns.min()) / (launch_ns.max() - launch_ns.min()))
+
+
+def _count_waits(trace: Trace, process: int) -> tuple[int, int, int]:
+    """Return how many waits of the host wait for known work, and how many return before, and how many with, its end.
+
+    Only work counts that the waiting thread launched before the wait: what another thread launches meanwhile may come
+    after it. In a process with several devices it is not known which device a stream or a wait belongs to; all numbers
+    are then 0.
+    """
+    calls, activities = trace.synchronizations, trace.activities
+    mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
+    waits = np.flatnonzero((calls.process == process) & is_in(calls.kind, HOST_WAITS) & (calls.start_ns != NO_TIME))
+    is_for_event = calls.kind[waits] == SyncKind.HOST_WAIT_EVENT
+    mark = np.where(is_for_event, calls.awaits[waits], waits)  # the record of the event, or the call itself
+    at_ns = take_or_unknown(calls.start_ns, mark, NO_TIME)
+    waits, mark, at_ns = waits[at_ns != NO_TIME], mark[at_ns != NO_TIME], at_ns[at_ns != NO_TIME]
+    if not len(waits) or len(distinct(activities.device[mine])) != 1:
+        return 0, 0, 0
+    launching = trace.launching_calls[mine]
+    thread, launch_ns = trace.calls.lane[launching], trace.calls.start_ns[launching]
+    lane, end_ns = activities.lane[mine], activities.end_ns[mine]
+    # For each thread and stream (UNKNOWN: all streams): the latest end among all work launched before each wait.
+    known = early = prompt = 0
+    any_stream = np.where(calls.kind[waits] == SyncKind.HOST_WAIT_DEVICE, UNKNOWN, calls.stream[mark])
+    for caller in distinct(calls.thread[mark]):
+        for stream in distinct(any_stream[calls.thread[mark] == caller]):
+            rows = np.flatnonzero((thread == caller) & ((lane == stream) | (stream == UNKNOWN)))
+            rows = rows[np.argsort(launch_ns[rows], kind="stable")]
+            last_ns = np.maximum.accumulate(end_ns[rows])
+            own = (calls.thread[mark] == caller) & (any_stream == stream)
+            at = np.searchsorted(launch_ns[rows], at_ns[own]) - 1
+            ended_ns = take_or_unknown(last_ns, np.maximum(at, UNKNOWN), NO_TIME)
+            known += int((ended_ns != NO_TIME).sum())
+            early += int((ended_ns > calls.end_ns[waits[own]] + CLOCK_ERROR_NS).sum())
+            is_prompt = (ended_ns > calls.start_ns[waits[own]]) & (ended_ns <= calls.end_ns[waits[own]])
+            prompt += int((is_prompt & (calls.end_ns[waits[own]] <= ended_ns + CLOCK_ERROR_NS)).sum())
+    return known, early, prompt
