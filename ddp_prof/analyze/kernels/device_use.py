@@ -33,6 +33,7 @@ from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.why_unknown import (
     NOT_TIMED,
+    NOTHING_LEFT,
     has_no_usable_events,
     hides_compute,
     hides_work,
@@ -226,6 +227,7 @@ def measure_rank_use(rank: RankEvents) -> RankUse:
     """Return how the device of a rank spent its time."""
     reason, comm_ns = why_unknown(rank), rank.union_of(Category.COMMUNICATION).length_ns
     is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_compute(rank) and comm_ns > 0)
+    is_unknown |= reason in NOTHING_LEFT and comm_ns > 0
     is_unknown |= reason in NOT_TIMED or lacks_times_of_communication(rank, reason, comm_ns)
     hidden = () if is_unknown else measure_hidden(rank)
     return RankUse(

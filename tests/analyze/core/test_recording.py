@@ -13,7 +13,8 @@ from ddp_prof.analyze.core.clocks import CLOCKS, UNITS
 from ddp_prof.analyze.core.rank_events import ONLY_BESIDE
 from ddp_prof.analyze.core.recording import LOST_CALLS, Recording
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
-from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
+from ddp_prof.analyze.kernels.device_use import measure_rank_use
+from ddp_prof.analyze.overlap import RankOverlap, measure_overlap, measure_rank
 from ddp_prof.analyze.why_unknown import LOST_MAY_COMMUNICATE, MIXED_CLOCKS, NO_COMMUNICATION
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.table import UNKNOWN, select
@@ -239,8 +240,10 @@ def test_what_hid_communication_of_no_step_is_not_known_where_all_steps_are_left
         launches={"main": "gQ..ab.c"},
         streams={7: ".g...aaaaa", 9: "..QQQQQ..."},
     )
-    (rank,) = measure_overlap(launching(trace)).ranks
+    (events,) = find_rank_events(launching(trace))
+    rank = measure_rank(events)
     assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (5, None, None)
+    assert measure_rank_use(events).overlapped_ns is None
 
 
 def test_a_copy_that_was_not_recorded_is_no_lost_launch() -> None:
