@@ -290,8 +290,10 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
         # All ranks of a node may be in one file, as nsys records them.
         told = [of_rank[:2] for of_rank in run.identities()]
         worlds = {world for _, world in told}
-        if len(worlds) == 1 and worlds != {1} and all(rank is not None for rank, _ in told):
-            by_world.setdefault(worlds.pop(), []).append(run)
+        world = next(iter(worlds)) if len(worlds) == 1 else 1
+        # A run that has all ranks of its job lacks none: two of them are compared, and no word is due on that.
+        if world != 1 and len(_rank_numbers(run)) != world and all(rank is not None for rank, _ in told):
+            by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
         why, captures = "the traces say which rank of a job each is", _divide_captures(group_of_runs)
         if len(captures) > 1:

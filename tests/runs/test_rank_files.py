@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,31 @@ def test_a_rank_whose_kernels_are_lost_is_of_the_run_of_the_others(
     assert any(note.startswith(f"no collective of rank {lost} was recorded") for note in run.skew().warnings)
 
 
+def file_of_ranks(file: Path, ranks: Iterable[int], world: int) -> None:
+    """A file with several ranks of a job, as nsys records those of a node; rank 2 is late."""
+    capture = Capture()
+    for rank in ranks:
+        process = 100 + rank
+        whole = f"process|rank={rank}|world={world}|backend=nccl|device=cuda"
+        capture.ranges.append(Range(whole, 0, 1000 * US, process, process, "ddp_prof"))
+        for step in range(8):
+            begin, late = 100 * step * US + 1, 30 * (rank == 2) * US
+            capture.ranges.append(Range(f"step {step}", begin, begin + 90 * US, process, process))
+            times = ("gemm", begin, begin + late + 10 * US, 7), (NCCL, begin + late + 10 * US, begin + 60 * US, 20)
+            for kernel, start, end, stream in times:
+                capture.kernels.append(Kernel(kernel, start, end, begin, process, process, stream))
+    write_capture(file, capture)
+
+
+def test_of_two_recordings_of_all_ranks_no_word_is_due(tmp_path: Path) -> None:
+    """``compare before.sqlite after.sqlite`` was answered with 'give the files of one recording'."""
+    for name in ("before", "after"):
+        file_of_ranks(tmp_path / f"{name}.sqlite", range(2), 2)
+    runs = load_runs([tmp_path / "before.sqlite", tmp_path / "after.sqlite"])
+    assert [len(run.overlap().ranks) for run in runs] == [2, 2]
+    assert [note for run in runs for note in run.overlap().warnings if "read as" in note] == []
+
+
 @pytest.mark.parametrize(("names", "runs"), [(("node0", "node1"), 1), (("a", "b"), 1), (("a", "b", "c"), 3)])
 def test_files_of_nodes_are_one_run_where_each_rank_says_which_it_is(
     names: tuple[str, ...], runs: int, tmp_path: Path
@@ -150,18 +176,7 @@ def test_files_of_nodes_are_one_run_where_each_rank_says_which_it_is(
     A third file, of ranks that the others hold already, is of another job.
     """
     for node, name in enumerate(names):
-        capture = Capture()
-        for rank in (2 * node % 4, 2 * node % 4 + 1):
-            process = 100 + rank
-            whole = f"process|rank={rank}|world=4|backend=nccl|device=cuda"
-            capture.ranges.append(Range(whole, 0, 1000 * US, process, process, "ddp_prof"))
-            for step in range(8):
-                begin, late = 100 * step * US + 1, 30 * (rank == 2) * US
-                capture.ranges.append(Range(f"step {step}", begin, begin + 90 * US, process, process))
-                times = ("gemm", begin, begin + late + 10 * US, 7), (NCCL, begin + late + 10 * US, begin + 60 * US, 20)
-                for kernel, start, end, stream in times:
-                    capture.kernels.append(Kernel(kernel, start, end, begin, process, process, stream))
-        write_capture(tmp_path / f"{name}.sqlite", capture)
+        file_of_ranks(tmp_path / f"{name}.sqlite", (2 * node % 4, 2 * node % 4 + 1), 4)
     found = load_runs(tmp_path)
     assert len(found) == runs
     if runs == 1:
