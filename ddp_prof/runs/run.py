@@ -711,13 +711,15 @@ def what_changed(
         others: See :func:`changes_between`.
         are_one_job: Whether both are runs of one job; between others, no common factor of all kernels is looked for.
     """
+    from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.analyze.variants.same_factor import find_same_factor
-    from ddp_prof.present.tables.compare import WhatChanged, late_ranks_text
+    from ddp_prof.present.tables.compare import WhatChanged, beside_text, late_ranks_text
 
     parts = changes_between(before, after, others)
     factor = find_same_factor(before.kernels(), after.kernels()) if are_one_job else None
     late = late_ranks_text(parts, [before.skew(), after.skew()], names) if parts else ""
-    return WhatChanged(parts, factor, late)
+    beside = beside_text(parts, *compare_variants([before.overlap(), after.overlap()]))
+    return WhatChanged(parts, factor, late, beside)
 
 
 def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:

@@ -52,16 +52,18 @@ class WhatChanged:
         parts: The parts of the step; empty if that is not known, and for other runs.
         factor: The factor by which all kernels of the second run take longer, if there is one.
         late: Which ranks are late in one of them; see :func:`late_ranks_text`.
+        beside: How much compute runs beside communication in both, if that may explain it; see :func:`beside_text`.
     """
 
     parts: Sequence[PartChange] = ()
     factor: SameFactor | None = None
     late: str = ""
+    beside: str = ""
 
     @property
     def causes(self) -> list[str]:
-        """What explains several of the parts, a text for each."""
-        return [*([same_factor_text(self.factor)] if self.factor else []), *([self.late] if self.late else [])]
+        """What explains several of the parts, or compute, a text for each."""
+        return list(filter(None, [same_factor_text(self.factor) if self.factor else "", self.late, self.beside]))
 
 
 def compare_view(
@@ -317,6 +319,25 @@ def late_ranks_text(changes: Sequence[PartChange], skews: Sequence[RunSkew], nam
     return (
         f"{_arrive_last(who)} in {where}, whose mean step would be up to {milliseconds(round(ns))} shorter without "
         "that (ddp-prof skew)"
+    )
+
+
+def beside_text(changes: Sequence[PartChange], before: VariantSummary, after: VariantSummary) -> str:
+    """Say how much compute of two runs on a CPU ran beside communication, if that may explain its change; or empty.
+
+    It may if it changed the same way, and by at least half as much. A CPU has no kernels that tell contention.
+    """
+    change_ns = next((one.change_ns for one in changes if one.part == "compute" and one.is_beyond_spread), None)
+    if not change_ns or {before.device, after.device} != {"cpu"}:
+        return ""
+    if before.overlapped_ns is None or after.overlapped_ns is None:
+        return ""
+    if 2 * (after.overlapped_ns - before.overlapped_ns) / change_ns < 1:
+        return ""
+    return (
+        "compute: on a CPU communication may take cores from the compute beside it; of a median step, "
+        f"{milliseconds(round(before.overlapped_ns))} of compute ran beside communication before, "
+        f"{milliseconds(round(after.overlapped_ns))} after"
     )
 
 

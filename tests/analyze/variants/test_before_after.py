@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,19 @@ from ddp_prof.analyze.variants.waterfall import (
     subtract_budgets,
 )
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.tables.compare import change_rows, change_texts, changed_text, collective_change_text
+from ddp_prof.present.tables.compare import (
+    beside_text,
+    change_rows,
+    change_texts,
+    changed_text,
+    collective_change_text,
+)
 from tests.analyze.collectives.test_lateness import job
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from tests.present.test_headlines import summary
 
 MS = 1_000_000
 JITTER = (0, 1, 0, 1, 0)
@@ -365,6 +373,26 @@ def test_parts_of_a_step_that_did_not_change_clearly_are_not_told_alone() -> Non
     )
     assert changed_text([step, rest]) == "step within ±236.0 ms; rest +42.5 ms"
     assert changed_text([step]) == "nothing changed beyond the spread"
+
+
+@pytest.mark.parametrize(
+    ("compute_ms", "beside_ms", "device", "is_told"),
+    [
+        (177, 366, "cpu", True),
+        (-50, -40, "cpu", True),
+        (177, 50, "cpu", False),  # far less than compute became longer
+        (177, -100, "cpu", False),
+        (177, 366, "cuda", False),  # contention is measured there
+    ],
+)
+def test_longer_compute_of_cpus_is_put_beside_what_it_hides(
+    compute_ms: int, beside_ms: int, device: str, is_told: bool
+) -> None:
+    """Of smaller buckets 'compute +177 ms' was all that was told: four ranks shared two cores."""
+    changes = [PartChange("compute", 0, compute_ms * MS, 30 * MS, None)]
+    beside_ns = (400 * MS, (400 + beside_ms) * MS)
+    before, after = (replace(summary("job", None, 0.5, 95, device), overlapped_ns=ns) for ns in beside_ns)
+    assert bool(beside_text(changes, before, after)) is is_told
 
 
 def test_what_rounding_leaves_to_the_rest_is_no_change() -> None:
