@@ -17,6 +17,7 @@ from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import MS, known_truth
+from tests.kineto_factory import write_kineto
 from tests.nsys_factory import write_capture
 
 STEADY = (80, 80, 81, 81, 80)
@@ -164,6 +165,18 @@ def test_a_cpu_is_not_compared_with_a_gpu(trace: Path) -> None:
     result = run("check", trace, "--baseline", ROOT / "traces" / "flat.sqlite")
     assert result.exit_code == 3
     assert "a run on cuda cannot be compared with one on cpu" in result.stdout
+
+
+def test_a_baseline_by_another_profiler_is_told(tmp_path: Path) -> None:
+    """Of one job, torch.profiler made steps of 453 ms and nsys of 398: a gate compared them without a word."""
+    of_nsys = write_capture(tmp_path / "a.sqlite", known_truth())
+    of_torch = write_kineto(tmp_path / "b.json", known_truth())
+    told = "what recording adds to a step, and on a CPU what counts as communication, differs between these"
+    for command in (["check", "--baseline", of_torch, of_nsys], ["compare", of_torch, of_nsys]):
+        assert told in run(*command).stdout
+    for command in (["check", "--baseline", of_nsys, of_nsys.with_suffix(".copy")], ["compare", of_nsys]):
+        of_nsys.with_suffix(".copy").write_bytes(of_nsys.read_bytes())
+        assert told not in run(*command).stdout
 
 
 def test_one_run_that_fails_is_enough(trace: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from ddp_prof.columns import Row, count_noun
 from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import fields_of, values_of
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
-from ddp_prof.present.tables.overlap import notes_of_runs
+from ddp_prof.present.tables.overlap import find_profilers, how_recorded, notes_of_runs
 from ddp_prof.present.text import source_name
 
 HOW_TO_READ_CHECK = (
@@ -142,4 +142,5 @@ def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) ->
     if baseline is not None:
         runs.append(replace(baseline, label=f"baseline {baseline.label}"))
         notes += [f"baseline: {source_name(baseline.trace, baseline.files)}", HOW_TO_READ_BASELINE]
+        notes += [how_recorded(runs)] if len(find_profilers(runs)) > 1 else []
     return [*notes, *notes_of_runs(runs)]

@@ -180,14 +180,25 @@ def name_of_profiler(source: str, recorder: str | None, exporter: str | None) ->
     return _name_in_short(source, recorder, exporter) or _who_wrote(recorder, exporter)
 
 
-def how_recorded(results: Iterable[TraceOverlap]) -> str:
-    """Say which profilers recorded some runs, and which versions of nsys exported them, where these are others."""
+def find_profilers(results: Iterable[TraceOverlap]) -> set[str]:
+    """Return the names of the profilers that recorded some runs, without their versions."""
+    return {SOURCE_NAMES.get(source, source) for result in results for source, *_ in result.recorded_by}
+
+
+def how_recorded(results: Sequence[TraceOverlap]) -> str:
+    """Say which profilers recorded some runs, and which versions of nsys exported them, where these are others.
+
+    Figures of one job differ between nsys and torch.profiler, so where both recorded, that is said.
+    """
     files = dict.fromkeys(of_file for result in results for of_file in result.recorded_by)
     in_short = dict.fromkeys(name for of_file in files if (name := _name_in_short(*of_file)))
     at_length = dict.fromkeys(
         _who_wrote(*versions) for source, *versions in files if not _name_in_short(source, *versions)
     )
-    return ", ".join([*([f"recorded by {', '.join(in_short)}"] if in_short else []), *at_length])
+    said = ", ".join([*([f"recorded by {', '.join(in_short)}"] if in_short else []), *at_length])
+    if len(find_profilers(results)) < 2:
+        return said
+    return f"{said}: what recording adds to a step, and on a CPU what counts as communication, differs between these"
 
 
 def _name_in_short(source: str, recorder: str | None, exporter: str | None) -> str | None:
