@@ -363,14 +363,14 @@ def _tail_advice(cause: RootCause) -> str:
             "Its stream is busy with earlier collectives until it starts: smaller buckets would help only as far as "
             f"the first bucket starts earlier; fewer bytes or a faster link would help{if_transfer}."
         )
-    if cause.is_last_bucket:
-        size_text = f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
-        return f"A smaller last bucket would shorten it{if_transfer}{size_text}."
     if cause.held_up_ns * cause.ranks >= _LARGE_PART * cause.collective_ns > 0:
         return (
             f"Between its launch and its start earlier collectives run for {milliseconds(cause.held_up_ns)}: "
             f"fewer bytes or a faster link would help{if_transfer}."
         )
+    if cause.is_last_bucket:
+        size_text = f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
+        return f"A smaller last bucket would shorten it{if_transfer}{size_text}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
 
 
