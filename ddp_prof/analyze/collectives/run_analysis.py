@@ -470,11 +470,10 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
     ranks = run.ranks
     if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
         which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {format_ranges(missing)} are"
-        effect = (
-            "waiting cannot be distinguished from transfer"
-            if len(ranks) < 2
-            else "transfer may be shorter, and waiting longer, than reported"
-        )
+        effect = "waiting cannot be distinguished from transfer"
+        if len(ranks) > 1:
+            who = "it" if len(missing) == 1 else "one of them"
+            effect = f"transfer may be shorter, and waiting longer, than reported, and {who} may be the last rank"
         yield f"{which} not among the traces of this run: {effect}"
     elif len(run.matches) and not any(rank.world_size for rank in ranks):
         yield (
