@@ -306,6 +306,8 @@ def test_a_process_that_only_computes_beside_the_ranks_lost_no_kernels(tmp_path:
         assert "process 900: no overlap figure: nothing of this process is known to communicate" in said
         assert "ranges name collectives" not in said
         assert "nothing in this trace" not in said
+        reasons = {one["process"]: one["reason"] for one in document_of("overlap", path)["ranks"]}
+        assert reasons == {100: None, 900: "nothing of this process is known to communicate"}
 
 
 def test_a_device_that_only_computes_beside_one_that_communicates_lost_no_kernels(tmp_path: Path) -> None:

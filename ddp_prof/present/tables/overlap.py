@@ -70,7 +70,9 @@ def _document(result: TraceOverlap, headline: str, cost: RunCost | None) -> Docu
         **values_of(result, "label", "source", "producer", "device"),
         "recorder": result.recorder,
         "attribution": values_of(result.attribution, "activities", "device_time", "method"),
-        "ranks": [_rank_document(rank, cost.ranks[at] if cost else None) for at, rank in enumerate(result.ranks)],
+        "ranks": [
+            _rank_document(result, rank, cost.ranks[at] if cost else None) for at, rank in enumerate(result.ranks)
+        ],
         "cost": asdict(cost.cost) if cost else None,
         "bounds": asdict(cost.bounds) if cost else None,
         "outliers": asdict(result.outliers) if result.outliers else None,
@@ -126,7 +128,7 @@ def _window_notes(result: TraceOverlap) -> list[str]:
     return [note]
 
 
-def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
+def _rank_document(result: TraceOverlap, rank: RankOverlap, cost: RankCost | None) -> Document:
     """Return a rank with its steps for JSON; costs are ``None`` if not measured."""
     of_steps = cost.steps if cost else (None,) * len(rank.steps)
     steps = [
@@ -136,6 +138,7 @@ def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
     return {
         **document_of(rank, steps=steps),
         "device": _number_of_device(rank),
+        "reason": _reason_of(result, rank),
         "cost": asdict(cost.cost) if cost else None,
         "bounds": asdict(cost.bounds) if cost else None,
     }
