@@ -252,8 +252,8 @@ class Recording:
         if self.precedes_collectives.any():
             which = name_steps(names, self.precedes_collectives)
             notes.append(
-                f"after {which}, about as much as in a step was launched before the next one, collectives included, "
-                "but in no range of a step: figures per step leave it out"
+                f"after {which}, as much as in half of a step or more was launched before the next one, collectives "
+                "included, but in no range of a step: figures per step leave it out"
             )
         if self.clocks_disagree:
             notes.append(self.clocks.describe_disagreement())
