@@ -115,6 +115,8 @@ class Rank:
     is_silent: bool = False
     """Whether nothing of it communicates, in no step."""
     is_lost: bool = False
+    may_have_lost: bool = False
+    """Whether it lost work in steps that do not count, and nothing tells that it does not communicate."""
     """Whether it launched work, and none of it was recorded."""
     at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
     """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
@@ -399,8 +401,8 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     beside = [e for e in events if e.step in incomplete]
     names = {trace.names[row] for row in trace.spans.name_id}
     is_silent = not any(e.category == Category.COMMUNICATION for e in events)
-    rows = zip(trace.activities.process, trace.activities.category, strict=True)
-    is_other = any(owner == process and what == Category.COMMUNICATION for owner, what in rows)  # another device's
+    rows = zip(trace.activities.process, trace.activities.category, trace.activities.device, strict=True)
+    is_other = any(owner == process and what == Category.COMMUNICATION and at != device for owner, what, at in rows)
     names_some = "synchronize" in told if device is None else any(name.startswith("nccl:") for name in names)
     is_unnamed = is_silent and not is_other and names_some
     return Rank(
@@ -418,6 +420,10 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         hides_device or (device is None and len(lost) > 0 and len(lost) == len(launches_of(trace, process))),
         ranges=ranges,
         backward_ranges=backward,
+        may_have_lost=bool(lost)
+        and not is_other
+        and not any(e.category == Category.COMMUNICATION for e in counted)
+        and any(not step.is_warmup for step in incomplete),
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def is_unseen(rank: Rank) -> bool:
     is_left_out = rank.has_steps and not rank.steps
     if rank.is_silent and rank.world_size == 1 and not is_left_out:
         return False
-    return is_left_out or hides_graphs(rank) or rank.communicates_elsewhere or rank.is_unnamed
+    return is_left_out or hides_graphs(rank) or rank.communicates_elsewhere or rank.is_unnamed or rank.may_have_lost
 
 
 def tail(rank: Rank, step: Step) -> set[int]:
