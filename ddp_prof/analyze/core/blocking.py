@@ -326,10 +326,12 @@ def device_blocking(
     reason = None
     if not is_complete:
         lacks_launch = len(found.unknown) > 0
-        tells_all = bool(tells_needs) and not len(lacking)
-        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_all, lacks_launch)
-        if reason == NO_NEEDS and tells_needs:
-            reason = NEEDS_LOST
+        of_needs = NO_CONSUMER if lacks_launch else NO_NODES
+        if not tells_needs:
+            of_needs = NO_NEEDS
+        elif len(lacking):
+            of_needs = NEEDS_LOST
+        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), of_needs)
         # A trace with all synchronizations would not tell it, either.
         if len(in_graphs) == len(collectives):
             reason = NO_NODES
@@ -535,20 +537,13 @@ def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_coun
 
 
 def _reason(
-    trace: Trace,
-    waits: Mask,
-    dependencies: Dependencies,
-    is_doubtful: Mask,
-    unplaced: int,
-    tells_needs: bool,
-    lacks_launch: bool,
+    trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask, unplaced: int, of_needs: str
 ) -> str:
     """Return the first reason that applies why blocking is not known for all collectives.
 
     - ``waits``, ``is_doubtful``: Masks of the synchronizations: the waits of the rank's streams, and the doubtful ones.
     - ``unplaced``: Number of operations in steps whose position in the order of calls is unknown.
-    - ``tells_needs``: Whether the trace shows at all what needs the collectives.
-    - ``lacks_launch``: Whether it lacks the launch of what waited for some of them.
+    - ``of_needs``: The reason if all waits are known: why it is not known what needs some collectives.
     """
     if trace.sync_reason:
         return trace.sync_reason
@@ -560,11 +555,7 @@ def _reason(
         return f"{violated:,} of {every} {contradict} waited for"
     if unresolved := int(is_doubtful.sum()):
         return f"the trace does not tell what {unresolved:,} of {every} waited for"
-    if unplaced:
-        return NO_LAUNCH.format(unplaced)
-    if not tells_needs:
-        return NO_NEEDS
-    return NO_CONSUMER if lacks_launch else NO_NODES
+    return NO_LAUNCH.format(unplaced) if unplaced else of_needs
 
 
 def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:

@@ -395,7 +395,7 @@ def _error_of_comparison(
     together = float((share**2).sum() * (differ[known] ** 2).sum() / max(1.0, (whole[known] ** 2).sum()))
     # How far the means of those alone are above their medians.
     means = np.bincount(of[alone], weights=took[alone], minlength=groups) / np.maximum(1, count)
-    above = float((used * (means - alone_ns))[count > 0].sum())
+    above = float((used * (means - alone_ns)).sum())  # what is used has executions alone
     return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together)), above
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.attribution import Events
-from ddp_prof.analyze.core.blocking import NEEDS_LOST, NO_COPIES, NO_LAUNCHES, host_blocking
+from ddp_prof.analyze.core.blocking import NEEDS_LOST, NO_COPIES, NO_LAUNCHES, NO_NEEDS, host_blocking
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work
 from ddp_prof.analyze.overlap import measure_overlap
@@ -175,6 +175,14 @@ def test_nothing_is_said_to_have_waited_for_none_of_what_was_launched_before_the
     collectives = rank.blocking.by_event_ns[rank.events.category == Category.COMMUNICATION]
     assert collectives.tolist() == [UNKNOWN, 10 * US, 10 * US, 10 * US], "the first one's was 0"
     assert (rank.blocking.by_step_ns.tolist(), rank.blocking.total_ns) == ([10 * US] * 3, None)
+
+
+def test_where_nothing_waits_for_any_collective_no_wait_is_said_to_be_lost(tmp_path: Path) -> None:
+    """Streams wait for gradients alone, and the host for nothing."""
+    capture = bucket_steps(20, 20)
+    capture.syncs = [one for one in capture.syncs if one.at % STEP_NS < 500]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert (rank.blocking.coverage.reason, rank.blocking.by_step_ns.tolist()) == (NO_NEEDS, [UNKNOWN, UNKNOWN])
 
 
 @pytest.mark.parametrize("lost", ["cudaStreamWaitEvent", "cudaEventRecord", "cuda"])

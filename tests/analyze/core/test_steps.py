@@ -260,6 +260,11 @@ class TestRangesThatOverlap:
         assert list(zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True)) == [(1, 3), (4, 8)]
         assert note.startswith("1 range ")
 
+    def test_where_most_ranges_of_the_only_name_hold_others_the_innermost_is_the_step(self) -> None:
+        ranges = {"step 0": "########", "step 1": ".######.", "step 2": "..####.."}
+        steps, (note,) = find_steps_and_notes(draw_trace(ranges=ranges), PID)
+        assert (steps.number.tolist(), note[:8]) == ([2], "2 ranges")
+
     def test_of_two_threads_the_one_with_more_counts(self) -> None:
         trace = draw_trace(
             ranges=[("step 0", "####"), ("step 1", "....####"), ("step 2", "........####"), ("step 0", ".###")]
