@@ -442,6 +442,19 @@ def test_a_rank_that_was_not_recorded_may_be_the_one_that_was_waited_for(world: 
     assert cause.knows_wait == knows_wait
 
 
+@pytest.mark.parametrize(("world", "knows_wait"), [(1, True), (2, False), (None, False)])
+def test_the_only_rank_of_a_job_waits_for_no_peer(world: int | None, knows_wait: bool) -> None:
+    """'In transfer or waiting for a peer' was said of a job of one rank."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 24, "backward": "#" * 14},
+        launches={"pt_autograd_0": "aM"},
+        streams={7: "." + "a" * 10, 9: "." * 11 + "M" * 12},
+        ranks={PID: 0},
+        world_size=world,
+    )
+    assert cause_of(trace).knows_wait == knows_wait
+
+
 @pytest.mark.parametrize(("third_us", "said"), [(700, "earlier collectives run for 0.40 ms"), (310, "Smaller buckets")])
 def test_what_gloo_takes_up_late_is_not_advised_to_be_launched_earlier(
     third_us: int, said: str, tmp_path: Path
