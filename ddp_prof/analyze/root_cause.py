@@ -403,7 +403,7 @@ def _sum_lengths(run: RunAnalysis, key: int | None) -> int | None:
 
 def _knows_wait(run: RunAnalysis, own: Sequence[Collective], one: Collective, rank: int, row: int) -> bool:
     """Return :attr:`RootCause.knows_wait` of a collective, whose parts on the ranks are ``own``; else as below."""
-    if {of_run.world_size for of_run in run.ranks} == {1}:  # a rank without others waits for none
+    if run.is_alone:
         return True
     return all(each.exposed_wait_ns is not None for each in own) and _has_all_parts(run, one, rank, row)
 

@@ -309,6 +309,11 @@ class RunAnalysis(Brief):
     unrecorded: int = 0
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the run is that of the only rank of a job, which waits for no other one."""
+        return {rank.world_size for rank in self.ranks} == {1}
+
+    @property
     def has_steps(self) -> bool:
         return any(len(rank.times) for rank in self.ranks)
 

@@ -68,7 +68,7 @@ def diagnose_run(run: RunEvidence) -> Diagnosis:
 
     What costs nothing is no finding.
     """
-    is_alone = {rank.world_size for rank in run.analysis.ranks} == {1}
+    is_alone = run.analysis.is_alone
     results = [rule(run) for rule in RULES if not (is_alone and rule.__module__ == communication.__name__)]
     found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
     findings = sorted((one for one in found if not _costs_nothing(one)), key=lambda one: -(one.cost_ns or 0))

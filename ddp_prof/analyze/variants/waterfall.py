@@ -220,7 +220,8 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
             continue
         others = [of_other for other, of_other in (*runs, *reference) if run.has_same_workload(other)]
         contention = measure_contention(kernels, [kernel for of_other in others for kernel in of_other])
-        if budget := _measure_budget(run, contention, knows_wait=len(run.matches) > 0, knows_tail=_knows_tail(run)):
+        knows_wait = len(run.matches) > 0 or run.is_alone
+        if budget := _measure_budget(run, contention, knows_wait=knows_wait, knows_tail=_knows_tail(run)):
             found.append(MeasuredRun(run, budget))
     return found
 

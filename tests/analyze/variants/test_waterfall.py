@@ -38,13 +38,13 @@ from tests.nsys_factory import write_capture
 draw_waterfall = validated(draw_waterfall)
 
 
-def run_of(label: str, *ranks: dict[str, str]) -> RunAnalysis:
-    """A run whose ranks lie in files of their own, drawn by their ranges in one step."""
-    traces = []
+def run_of(label: str, *ranks: dict[str, str], world: int | None = None) -> RunAnalysis:
+    """A run whose ranks lie in files of their own, drawn by their ranges in one step; one rank is one of two."""
+    world, traces = world or max(2, len(ranks)), []
     for rank, ranges in enumerate(ranks):
         length = max(map(len, ranges.values()))
-        whole = {f"process|rank={rank}|world={len(ranks)}": "#" * length, "step|index=0": "#" * length}
-        trace = draw_trace(ranges=whole | ranges, ranks={PID: rank}, world_size=len(ranks), path=f"{label}{rank}")
+        whole = {f"process|rank={rank}|world={world}": "#" * length, "step|index=0": "#" * length}
+        trace = draw_trace(ranges=whole | ranges, ranks={PID: rank}, world_size=world, path=f"{label}{rank}")
         traces.append(trace)
     return analysis_of(*traces, label=label)
 
@@ -190,14 +190,14 @@ def test_a_run_on_another_device_is_no_change() -> None:
 
 def run_of_steps(label: str, *ranks: list[int]) -> RunAnalysis:
     """Steps of nothing but compute, so many nanoseconds each."""
-    traces = []
+    world, traces = max(2, len(ranks)), []
     for rank, lengths in enumerate(ranks):
-        ranges, time = [(f"process|rank={rank}|world={len(ranks)}", "#" * sum(lengths))], 0
+        ranges, time = [(f"process|rank={rank}|world={world}", "#" * sum(lengths))], 0
         for index, length in enumerate(lengths):
             picture = "." * time + "#" * length
             ranges += [(f"step|index={index}", picture), ("backward", picture)]
             time += length
-        traces.append(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=len(ranks), path=f"{label}{rank}"))
+        traces.append(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=world, path=f"{label}{rank}"))
     return analysis_of(*traces, label=label)
 
 
@@ -301,4 +301,6 @@ def test_waiting_that_cannot_be_told_is_not_0() -> None:
     phases = {"backward": "##........", "synchronize": "..########"}
     early, late = (phases | {FIRST: picture} for picture in ("...#####..", ".....###.."))
     assert [row["wait_ms"] for row in waterfall_rows(waterfall_of(run_of("naive", early)))] == [None]
+    # The only rank of a job waits for nobody: beside four, what these wait is what they add.
+    assert [row["wait_ms"] for row in waterfall_rows(waterfall_of(run_of("naive", early, world=1)))] == [0]
     assert [row["wait_ms"] for row in waterfall_rows(waterfall_of(run_of("naive", early, late)))] == [1e-6]
