@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.blocking import HELD_BY, Blocking, find_blocking
-from ddp_prof.analyze.core.edges import find_dependencies
+from ddp_prof.analyze.core.edges import _streams_passed_on, find_dependencies
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.trace import NO_TIME, Trace
 from tests.analyze.critical.scheduler import Device, programs
@@ -19,6 +19,13 @@ from tests.examples import examples
 
 def blocking_of(trace: Trace) -> Blocking:
     return find_blocking(trace, find_dependencies(trace), np.ones(len(trace.activities), np.bool_))
+
+
+def test_streams_without_work_pass_on_what_others_passed_on_to_them() -> None:
+    """80 waits for 81, which waits for 80, 82 and 7; 82 waits for 20."""
+    waits = [(80, 81), (81, 80), (81, 82), (81, 7), (82, 20)]
+    silent, on = (np.array(streams) for streams in zip(*waits, strict=True))
+    assert _streams_passed_on(silent, on) == {80: {7, 20}, 81: {7, 20}, 82: {20}}
 
 
 def blamed(blocking: Blocking) -> dict[int, int]:
