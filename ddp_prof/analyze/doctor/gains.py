@@ -58,9 +58,10 @@ def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
     if gain.ns is None:
         return replace(finding, gain_reason=gain.reason)
     if simulate is _without_straggler and finding.cost_ns is not None:
-        # The cost is the time for which other ranks wait. But a replay also knows that collectives that wait slow the
-        # compute beside them, so its gain may be larger.
-        finding = replace(finding, cost_ns=max(finding.cost_ns, gain.ns, gain.high_ns or 0))
+        # The cost is the exposed time for which other ranks wait. But a replay also knows that collectives that wait
+        # slow the compute beside them, so its gain may be larger, though not than all time for which they wait.
+        most_ns = min(max(gain.ns, gain.high_ns or 0), _mean_of_longest_waits(run))
+        finding = replace(finding, cost_ns=max(finding.cost_ns, most_ns))
     wider = _with_model_error(gain)
 
     def bounded(ns: int | None) -> int | None:
@@ -93,7 +94,9 @@ def _without_straggler(run: RunEvidence) -> Gain:
 
     It is the mean over all steps, as they may be late in some of them only. It is replayed or, where dependencies are
     not known, what their lag costs (``run.skew``). So it is where other ranks are late in almost every one of many
-    steps: each choice of late ranks would take a replay of its own.
+    steps: each choice of late ranks would take a replay of its own. And so it is where a replay gains more than all
+    time for which collectives wait, as where ranks share a GPU in turns: a collective that begins later on one rank
+    ends later there, too, and did not wait.
     """
     skew = run.skew
     late: Mapping[int, tuple[int, ...]] = skew.in_turns.ranks if skew.in_turns else {}
@@ -104,7 +107,7 @@ def _without_straggler(run: RunEvidence) -> Gain:
         surely = {*(skew.group.keys if skew.group else last)}
     if len(set(late.values())) <= _MOST_REPLAYS:
         gain = run.what_if.without_lag(lambda key: late.get(key, ()), surely)
-        if gain.ns is not None:
+        if gain.ns is not None and gain.ns <= _mean_of_longest_waits(run):
             return gain
     if not run.knows_queues:
         return unknown_gain(NO_LAUNCH)
@@ -113,6 +116,20 @@ def _without_straggler(run: RunEvidence) -> Gain:
     if skew.costs_ns is None:
         return unknown_gain(skew.reason or "what others expose is not known")
     return gain_of_steps(skew.costs_ns, is_mean=True)
+
+
+def _mean_of_longest_waits(run: RunEvidence) -> int:
+    """Return for how long (ns) collectives wait for peers in a mean step, on the rank where they wait longest.
+
+    Late ranks do not count.
+    """
+    ranks = enumerate(zip(run.analysis.ranks, run.analysis.waits_ns, strict=True))
+    of_ranks = [
+        int(np.maximum(0, waits_ns[rank.keys != UNKNOWN]).sum())
+        for index, (rank, waits_ns) in ranks
+        if index not in run.skew.late_ranks
+    ]
+    return max(of_ranks, default=0) // max(1, len(run.skew.steps))
 
 
 def _are_votes(rank: RankCollectives) -> Mask:

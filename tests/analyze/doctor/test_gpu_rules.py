@@ -743,6 +743,38 @@ def test_a_late_rank_costs_also_what_stands_still_beside_compute_of_another_stre
     assert finding.cost_ns == 8 * US
 
 
+def test_what_begins_and_ends_later_on_one_rank_is_no_lag_that_a_replay_removes(tmp_path: Path) -> None:
+    """Both ranks share a GPU in turns. Only A waits, for 2 us; a replay without the lag of process 101 gains 6 us.
+
+    us              0         10        20
+    100 stream 7    ggg....................oo..
+    100 stream 20   ...wwAAAAAABBBBBBCCCCCC....
+    101 stream 7    ggggg....................oo
+    101 stream 20   .....AAAAAA..BBBBBBCCCCCC..
+    """
+    capture = Capture()
+    for step in range(STEPS):
+        at, first = step * 40 * US + US, 40 * step
+        for process, length, begins in ((100, 3, (3, 11, 17, 23)), (101, 5, (5, 13, 19, 25))):
+            capture.ranges.append(Range(f"step {step}", at - US, at + 38 * US, process, process))
+            ends = (11, *begins[2:])
+            for number, name, stream, start, end in (
+                (1, "gemm", 7, 0, length),
+                *((4 + nth, NCCL, 20, begins[nth], ends[nth]) for nth in range(3)),
+                (9, "adam", 7, begins[3], begins[3] + 2),
+            ):
+                times = at + start * US, at + end * US, at - US + 100 * number
+                device, number = process - 100, first + number
+                capture.kernels.append(Kernel(name, *times, process, process, stream, device, number=number))
+            for number, call, stream in ((2, "Record", 7), (3, "Stream", 20), (7, "Record", 20), (8, "Stream", 7)):
+                call = "cudaEventRecord_v3020" if call == "Record" else "cudaStreamWaitEvent_v3020"
+                where = {"thread": process, "process": process, "device": process - 100}
+                capture.syncs.append(Sync(call, at - US + 100 * number, first + number, stream, event=5, **where))
+    (job,) = load_runs(write_capture(tmp_path / "turns.sqlite", capture))
+    (finding,) = [one for one in job.doctor().findings if one.rule == "straggler"]
+    assert (finding.cost_ns, finding.expected_gain_ns) == (2 * US, 2 * US)
+
+
 def test_a_host_that_loads_data_between_the_ranges_of_steps() -> None:
     """As in ``for batch in loader: with annotate.step():``, where no range of a step holds the loader's time."""
     device = Device()
