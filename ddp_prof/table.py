@@ -201,8 +201,9 @@ def positions(rows: Ints, length: int) -> Ints:
     It is ``UNKNOWN`` for numbers that ``rows`` does not hold. ``rows`` may hold ``UNKNOWN``.
     """
     found = np.full(length, UNKNOWN, np.int64)
-    known = np.flatnonzero(rows != UNKNOWN)
-    found[rows[known]] = known
+    for part in parts_of(len(rows)):
+        known = np.flatnonzero(rows[part] != UNKNOWN)
+        found[rows[part][known]] = part.start + known
     return found
 
 

@@ -33,6 +33,7 @@ from ddp_prof.columns import (
     derived,
     hidden_fields,
 )
+from ddp_prof.growing_column import in_order
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, select
 
 
@@ -301,7 +302,7 @@ def _spare_ns(steps: StepEvents) -> Ints:
         return steps.unknown
     events = rank.events
     rows = np.flatnonzero((events.lane == rank.compute_stream) & (events.category != Category.COMMUNICATION))
-    own = union(events.start_ns[rows], events.end_ns[rows])
+    own = union(in_order(events.start_ns, rows), in_order(events.end_ns, rows))
     return times.length_ns - own.covered_ns(times.start_ns, times.start_ns + times.length_ns)
 
 

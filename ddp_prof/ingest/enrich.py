@@ -462,10 +462,11 @@ def _run_on_beside_the_next(trace: Trace, order: Ints, lane: Ints, ends_ns: Ints
         ends_ns: The end of each activity in that order.
     """
     activities, none = trace.activities, np.empty(0, np.int64)
-    start_ns, number = activities.start_ns[order], activities.correlation[order]
+    start_ns, number = activities.start_ns[order], activities.correlation
     rows = np.flatnonzero((ends_ns[:-1] - start_ns[1:] > _ROUNDING_NS) & (lane[1:] == lane[:-1]))
     rows = rows[(start_ns[rows + 1] > start_ns[rows]) & (activities.lane[order[rows]] != UNKNOWN)]
-    rows = rows[(number[rows + 1] != number[rows]) | (number[rows] == UNKNOWN)]
+    own, after = number[order[rows]], number[order[rows + 1]]
+    rows = rows[(after != own) | (own == UNKNOWN)]
     if not 0 < len(rows) <= _MOST_BESIDE:
         return none
     too_long = np.array([_is_much_longer_than_its_like(trace, row) for row in order[rows].tolist()])
