@@ -262,7 +262,8 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         lead_passes=len({each.backward_end_ns for each in own if each.step_identity == one.step_identity}),
         has_launch=one.launch_ns is not None,
         carries_gradients=are_gradients[at],
-        knows_wait=_knows_wait(run, own, one, rank, row),
+        knows_wait=run.is_alone
+        or (all(each.exposed_wait_ns is not None for each in own) and _has_all_parts(run, one, rank, row)),
         is_last=all(collective.index == last[_pass_key(collective)] for collective in own),
         ends_gradients=all(collective.index == last_gradients.get(_pass_key(collective)) for collective in own),
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
@@ -399,13 +400,6 @@ def _sum_lengths(run: RunAnalysis, key: int | None) -> int | None:
         if of_step == key
     ]
     return sum(lengths) if lengths and UNKNOWN not in lengths else None
-
-
-def _knows_wait(run: RunAnalysis, own: Sequence[Collective], one: Collective, rank: int, row: int) -> bool:
-    """Return :attr:`RootCause.knows_wait` of a collective, whose parts on the ranks are ``own``; else as below."""
-    if run.is_alone:
-        return True
-    return all(each.exposed_wait_ns is not None for each in own) and _has_all_parts(run, one, rank, row)
 
 
 def _has_all_parts(run: RunAnalysis, one: Collective, rank: int, row: int) -> bool:

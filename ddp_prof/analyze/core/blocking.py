@@ -310,10 +310,9 @@ def device_blocking(
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
     needed = np.concatenate([row_of[found.consumers.collective], awaited[waits_for]])
     lacking = _without_waits(trace, dependencies, events, collectives, steps, needed[needed != UNKNOWN])
-    unknown = np.concatenate([unknown, lacking])
 
     is_known = np.ones(len(events), np.bool_)
-    is_known[unknown] = False
+    is_known[np.concatenate([unknown, lacking])] = False
     is_known[is_in(events.step, _doubtful_steps(trace, dependencies, is_doubtful, steps))] = False
     is_complete = is_known[collectives].all() and not is_doubtful.any()
     # An operation whose position in the order of calls is unknown may be, or need, a collective of its step or of the
@@ -328,10 +327,8 @@ def device_blocking(
     if not is_complete:
         lacks_launch = len(found.unknown) > 0
         of_needs = NO_CONSUMER if lacks_launch else NO_NODES
-        if not tells_needs:
-            of_needs = NO_NEEDS
-        elif len(lacking):
-            of_needs = NEEDS_LOST
+        if not tells_needs or len(lacking):
+            of_needs = NEEDS_LOST if tells_needs else NO_NEEDS
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), of_needs)
         # A trace with all synchronizations would not tell it, either.
         if len(in_graphs) == len(collectives):
