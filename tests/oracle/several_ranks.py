@@ -232,11 +232,11 @@ def _end(row: Row, ranks: list[Rank], file: str) -> int | None:
 def budget(ranks: list[Rank], apart: int = 1_000_000, *, knows_tail: bool = True) -> dict[str, int | None] | None:
     """The mean step by parts, contention aside; after :func:`explain`. None where it is not known what ran in steps.
 
-    Unless ``knows_tail``, the tail of backward is transfer.
+    Unless ``knows_tail``, the tail of backward is transfer. The only rank of a job waits for nobody.
     """
     if any(rank.has_steps and rank.steps and _is_unknown(rank) for rank in ranks):
         return None
-    knows_wait = bool(match(ranks, apart)[0])
+    knows_wait = bool(match(ranks, apart)[0]) or {rank.world_size for rank in ranks} == {1}
     sums: Counter[str] = Counter()
     steps = 0
     for rank in ranks:
