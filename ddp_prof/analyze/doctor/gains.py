@@ -94,8 +94,8 @@ def _without_straggler(run: RunEvidence) -> Gain:
 
     It is the mean over all steps, as they may be late in some of them only. It is replayed or, where dependencies are
     not known, what their lag costs (``run.skew``). So it is where other ranks are late in almost every one of many
-    steps: each choice of late ranks would take a replay of its own. And so it is where a replay gains more than all
-    time for which collectives wait, as where ranks share a GPU in turns: a collective that begins later on one rank
+    steps: each choice of late ranks would take a replay of its own. And so it is where a replay gains clearly more than
+    all time for which collectives wait, as where ranks share a GPU in turns: a collective that begins later on one rank
     ends later there, too, and did not wait.
     """
     skew = run.skew
@@ -107,7 +107,7 @@ def _without_straggler(run: RunEvidence) -> Gain:
         surely = {*(skew.group.keys if skew.group else last)}
     if len(set(late.values())) <= _MOST_REPLAYS:
         gain = run.what_if.without_lag(lambda key: late.get(key, ()), surely)
-        if gain.ns is not None and gain.ns <= _mean_of_longest_waits(run):
+        if gain.ns is not None and gain.ns <= (1 + MODEL_ERROR) * _mean_of_longest_waits(run):
             return gain
     if not run.knows_queues:
         return unknown_gain(NO_LAUNCH)
