@@ -19,7 +19,7 @@ _MOST_FLAGS = 1 << 20
 _MOST_FLAGS_PER_ROW = 16
 """With more flags than this for each row, the table takes longer than sorting."""
 _MOST_FLAGS_PER_OTHER = 4
-"""Values are looked for by flags if these are at most so many for each row that is searched, and some."""
+"""Values are looked for by flags if that takes at most so many more than _MOST_FLAGS for each row that is searched."""
 _PART = 1 << 16
 """Rows of a column that are looked at at once, so that intermediate results stay in the processor's cache."""
 _FIRST_PART = 1 << 14

@@ -124,7 +124,7 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     own = rows[has_one & ~can_consume]
     nth = np.concatenate([consumer_of[edges.consumer], consumer_of[own]])
     needed = np.concatenate([edges.producer, own])
-    del at, has_one, consumer_of  # which are long
+    del at, has_one, consumer_of  # they are as long as the trace: their memory serves what follows
     nth, needed = nth[nth != UNKNOWN], needed[nth != UNKNOWN]
     collective = is_collective[needed]
     other_ns = np.full(len(consumers), NO_TIME)

@@ -272,21 +272,17 @@ def _lack_nodes(launches: StepLaunches) -> Mask:
 
     A launch of a graph has an activity as long as one of its nodes has.
     """
-    of_steps, found = _count_nodes(launches), np.zeros(len(launches.steps), np.bool_)
+    trace, found = launches.trace, np.zeros(len(launches.steps), np.bool_)
+    # The activities in each step of calls that launched several, as those of a graph.
+    call = trace.launching_calls[(trace.activities.process == launches.process) & (trace.launching_calls != UNKNOWN)]
+    nodes_of_call = np.bincount(call, minlength=len(trace.calls))
+    of_steps = launches.steps.count_at(trace.calls.start_ns[call[nodes_of_call[call] > 1]])
     for count in distinct(launches.counts[of_steps > 0]):
         rows = np.flatnonzero(launches.counts == count)
         nodes, times = np.unique(of_steps[rows], return_counts=True)
         if times.max() > max(LEAST_ALIKE, len(rows) / 2):
             found[rows] = of_steps[rows] < nodes[times.argmax()]
     return found
-
-
-def _count_nodes(launches: StepLaunches) -> Ints:
-    """Return how many activities of calls that launched several, as of a graph, each step has."""
-    trace = launches.trace
-    call = trace.launching_calls[(trace.activities.process == launches.process) & (trace.launching_calls != UNKNOWN)]
-    nodes = np.bincount(call, minlength=len(trace.calls))
-    return launches.steps.count_at(trace.calls.start_ns[call[nodes[call] > 1]])
 
 
 def _lack_launches(launches: StepLaunches) -> Mask:
