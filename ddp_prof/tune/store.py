@@ -198,8 +198,8 @@ class Store:
         needed = [path.parent, *([path] if path.exists() else [])]  # SQLite makes a file of its own in the folder
         if not all(os.access(each, os.W_OK) for each in needed if each.exists()):
             raise TraceError(self.path, "cannot be written", "name another file with --store")
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=path.parent) as file:
                 file.write(bytes(ROOM))
         except OSError as error:
