@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -709,6 +709,33 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
     assert (finding.expected_gain_ns, finding.gain_reason, finding.cost_ns) == (None, gains.NO_LAUNCH, 8 * US)
 
 
+def add_step(
+    capture: Capture,
+    step: int,
+    process: int,
+    device: int,
+    kernels: Sequence[tuple[int, str, int, int, int]],
+    calls: Sequence[tuple[int, str, int]],
+) -> None:
+    """Add a step of 38 us, of which all is launched at its begin.
+
+    Args:
+        capture: Gets the step.
+        step, process, device: Number of the step, and who makes it.
+        kernels: The place of the launch among the calls, name, stream, start and end in us.
+        calls: The place, "Record" or "Stream" (that waits), and the stream, all of one event.
+    """
+    at = step * 40 * US + US
+    capture.ranges.append(Range(f"step {step}", at - US, at + 38 * US, process, process))
+    for place, name, stream, start, end in kernels:
+        times, number = (at + start * US, at + end * US, at - US + 100 * place), 20 * step + place
+        capture.kernels.append(Kernel(name, *times, process, process, stream, device, number=number))
+    for place, call, stream in calls:
+        name = "cudaEventRecord_v3020" if call == "Record" else "cudaStreamWaitEvent_v3020"
+        where = {"thread": process, "process": process, "device": device}
+        capture.syncs.append(Sync(name, at - US + 100 * place, 20 * step + place, stream, event=5, **where))
+
+
 def test_a_late_rank_costs_also_what_stands_still_beside_compute_of_another_stream(tmp_path: Path) -> None:
     """Without process 101's slow kernel a step would be 8 us shorter; stream 8 computes while process 100 waits.
 
@@ -721,22 +748,15 @@ def test_a_late_rank_costs_also_what_stands_still_beside_compute_of_another_stre
     """
     capture = Capture()
     for step in range(STEPS):
-        at, first = step * 40 * US + US, 20 * step
         for process, length in ((100, 10), (101, 18)):
-            capture.ranges.append(Range(f"step {step}", at - US, at + 38 * US, process, process))
-            for number, name, stream, start, end in (
+            kernels = [
                 (1, "gemm", 7, 0, length),
                 (4, NCCL, 20, length, 24),
                 *([(6, "side", 8, 10, 23)] if process == 100 else []),
                 (8, "adam", 7, 24, 26),
-            ):
-                times = at + start * US, at + end * US, at - US + 100 * number
-                device, number = process - 100, first + number
-                capture.kernels.append(Kernel(name, *times, process, process, stream, device, number=number))
-            for number, call, stream in ((2, "Record", 7), (3, "Stream", 20), (5, "Record", 20), (7, "Stream", 7)):
-                call = "cudaEventRecord_v3020" if call == "Record" else "cudaStreamWaitEvent_v3020"
-                where = {"thread": process, "process": process, "device": process - 100}
-                capture.syncs.append(Sync(call, at - US + 100 * number, first + number, stream, event=5, **where))
+            ]
+            calls = [(2, "Record", 7), (3, "Stream", 20), (5, "Record", 20), (7, "Stream", 7)]
+            add_step(capture, step, process, process - 100, kernels, calls)
     (job,) = load_runs(write_capture(tmp_path / "late.sqlite", capture))
     assert [rank.dependencies.reason for rank in job.overlap().ranks] == [None, None]
     (finding,) = [one for one in job.doctor().findings if one.rule == "straggler"]
@@ -754,22 +774,15 @@ def test_what_begins_and_ends_later_on_one_rank_is_no_lag_that_a_replay_removes(
     """
     capture = Capture()
     for step in range(STEPS):
-        at, first = step * 40 * US + US, 40 * step
         for process, length, begins in ((100, 3, (3, 11, 17, 23)), (101, 5, (5, 13, 19, 25))):
-            capture.ranges.append(Range(f"step {step}", at - US, at + 38 * US, process, process))
             ends = (11, *begins[2:])
-            for number, name, stream, start, end in (
+            kernels = [
                 (1, "gemm", 7, 0, length),
                 *((4 + nth, NCCL, 20, begins[nth], ends[nth]) for nth in range(3)),
                 (9, "adam", 7, begins[3], begins[3] + 2),
-            ):
-                times = at + start * US, at + end * US, at - US + 100 * number
-                device, number = process - 100, first + number
-                capture.kernels.append(Kernel(name, *times, process, process, stream, device, number=number))
-            for number, call, stream in ((2, "Record", 7), (3, "Stream", 20), (7, "Record", 20), (8, "Stream", 7)):
-                call = "cudaEventRecord_v3020" if call == "Record" else "cudaStreamWaitEvent_v3020"
-                where = {"thread": process, "process": process, "device": process - 100}
-                capture.syncs.append(Sync(call, at - US + 100 * number, first + number, stream, event=5, **where))
+            ]
+            calls = [(2, "Record", 7), (3, "Stream", 20), (7, "Record", 20), (8, "Stream", 7)]
+            add_step(capture, step, process, 0, kernels, calls)
     (job,) = load_runs(write_capture(tmp_path / "turns.sqlite", capture))
     (finding,) = [one for one in job.doctor().findings if one.rule == "straggler"]
     assert (finding.cost_ns, finding.expected_gain_ns) == (2 * US, 2 * US)
