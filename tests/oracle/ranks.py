@@ -303,7 +303,7 @@ def _order(rank: Rank) -> tuple[bool, int, int, int]:
 
 
 def _ranks_of_trace(trace: Trace) -> list[Rank]:
-    recorded = read(trace, _launch_of)
+    recorded = read(trace)
     trace = recorded.trace
     rows = trace.activities
     used = [(int(p), int(d), c) for p, d, c in zip(rows.process, rows.device, rows.category, strict=True)]
@@ -367,7 +367,7 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     hides_device = device is None and any("backend=nccl" in name or "device=cuda" in name for name in ours)
     tells_host = device is None and (collectives or ours) and not (lost or hides_device)
     events = _host_events(collectives, phases) if tells_host else []
-    is_off = device is not None and clocks_disagree(trace, process, _launch_of)
+    is_off = device is not None and clocks_disagree(recorded, process)
     if device is not None:
         events = _device_events(recorded, process, steps, ranges, phases, device)
         if not any(e.category == Category.COMMUNICATION for e in events) and not any("backend=nccl" in n for n in ours):
@@ -439,15 +439,15 @@ def _incomplete(
     """Steps with a launch that was lost or work that is impossible, and those that lost work may have run beside."""
     trace = recorded.trace
     launches = [
-        _launch_of(trace, row)[0] for row in recorded.impossible if int(trace.activities.process[row]) == process
+        recorded.launches[row][0] for row in recorded.impossible if int(trace.activities.process[row]) == process
     ]
     doubtful = [at for at in (*lost, *launches) if at is not None]
     found = [s for s in steps if any(s.start <= at < s.end for at in doubtful)]
     overlong = [s for s in steps if any(at is not None and s.start <= at < s.end for at in launches)]
-    timeless = _steps_of(steps, _timeless_launches(trace, process))
+    timeless = _steps_of(steps, _timeless_launches(recorded, process))
     if len(timeless) == len(steps):
-        timeless = _steps_of(steps, _timeless_launches(trace, process, usually_last=True))
-    other = _without_calls(trace, process, steps, phases) + timeless
+        timeless = _steps_of(steps, _timeless_launches(recorded, process, usually_last=True))
+    other = _without_calls(recorded, process, steps, phases) + timeless
     are_most = 2 * len(overlong) > len(steps) > 1
     found = [s for s in steps if s in found or s in other or are_most]
     whole = [s for s in steps if s not in found]
@@ -486,12 +486,12 @@ def _steps_of(steps: list[Step], launches: list[int | None]) -> list[Step]:
     return [step for step in steps if any(at is not None and step.start <= at < step.end for at in launches)]
 
 
-def _timeless_launches(trace: Trace, process: int, *, usually_last: bool = False) -> list[int | None]:
+def _timeless_launches(recorded: Recorded, process: int, *, usually_last: bool = False) -> list[int | None]:
     """When the kernels that take no time were launched, but not those that may take less than the clock tells.
 
     With ``usually_last``, only those of whose name most take 2 us or more.
     """
-    table = trace.activities
+    table = recorded.trace.activities
     rows = [row for row in range(len(table)) if table.process[row] == process and table.kind[row] == Kind.KERNEL]
     took = {row: int(table.end_ns[row] - table.start_ns[row]) for row in rows}
     if all(int(table.start_ns[row]) % 1000 == 0 == took[row] % 1000 for row in rows):
@@ -501,16 +501,17 @@ def _timeless_launches(trace: Trace, process: int, *, usually_last: bool = False
     if usually_last:
         of_name = {name: [took[row] >= 2000 for row in rows if table.name_id[row] == name] for name in long}
         long = {name for name, lasts in of_name.items() if 2 * sum(lasts) > len(lasts)}
-    return [_launch_of(trace, row)[0] for row in rows if not took[row] and int(table.name_id[row]) in long]
+    return [recorded.launches[row][0] for row in rows if not took[row] and int(table.name_id[row]) in long]
 
 
-def _without_calls(trace: Trace, process: int, steps: list[Step], phases: list[tuple[str, Range]]) -> list[Step]:
+def _without_calls(recorded: Recorded, process: int, steps: list[Step], phases: list[tuple[str, Range]]) -> list[Step]:
     """Steps without a launch, if others have some; beside them, those with fewer than all others; without a phase's."""
+    trace = recorded.trace
     launches = launches_of(trace, process)
     work = [
         launch
         for row in range(len(trace.activities))
-        if trace.activities.process[row] == process and (launch := _launch_of(trace, row)[0]) is not None
+        if trace.activities.process[row] == process and (launch := recorded.launches[row][0]) is not None
     ]
     has = [sum(s.start <= at < s.end for at in launches) for s in steps]
     if not any(has):
@@ -591,7 +592,7 @@ def _device_events(recorded, process, steps, ranges, phases, device) -> list[Eve
     table, events = trace.activities, {}
     numbers_grow, first = _numbers_grow(trace), min(trace.calls.start_ns.tolist(), default=0) - 1
     for row in rows:
-        launch, thread, call = _launch_of(trace, row)
+        launch, thread, call = recorded.launches[row]
         launched_by = call
         if table.kind[row] == Kind.COPY and row in recorded.ranges:
             call = ("range", recorded.ranges[row])
@@ -637,35 +638,6 @@ def _does(trace: Trace, row: int) -> str:
     return "notify" if "notify" in name else "all_to_all" if "dispatch" in name else "all_reduce"
 
 
-def _launch_of(trace: Trace, row: int) -> tuple[int | None, int | None, int | None]:
-    """Start, thread and row of the last call before the activity that has its number, else of the first one after it.
-
-    A call is part of the one before of its number and thread, as a driver's of the runtime's, if nothing of that number
-    starts between them, nor any call of the thread, or if both start at once.
-    """
-    table, calls = trace.activities, trace.calls
-    process, number, start = int(table.process[row]), int(table.correlation[row]), int(table.start_ns[row])
-    every = [(int(calls.start_ns[c]), c) for c in range(len(calls)) if calls.process[c] == process]
-    own = sorted(call for call in every if calls.correlation[call[1]] == number != -1)
-    starts = [
-        int(table.start_ns[r])
-        for r in range(len(table))
-        if table.process[r] == process and table.correlation[r] == number
-    ]
-    launches: list[tuple[int, int]] = []
-    last = None
-    for at, c in own:
-        lane = calls.lane[c]
-        thread = sorted(call for call in every if calls.lane[call[1]] == lane)
-        is_part = last is not None and calls.lane[last[1]] == lane and not any(last[0] <= t < at for t in starts)
-        is_part = is_part and (thread.index((at, c)) == thread.index(last) + 1 or last[0] == at)
-        launches += [] if is_part else [(at, c)]
-        last = (at, c)
-    before = [call for call in launches if call[0] <= start]
-    at, c = (before[-1] if before else launches[0]) if launches else (None, None)
-    return at, None if c is None else int(calls.lane[c]), c
-
-
 def _autograd_threads(trace, process, steps, ranges, events) -> set[int]:
     named = {lane for (p, lane), name in trace.threads.items() if p == process and name.startswith("pt_autograd")}
     if named:
@@ -690,7 +662,7 @@ def _from_its_copy(sent: Event, lanes: dict[int, int], recorded: Recorded, proce
     table, begins = trace.activities, []
     for row in range(len(table)):
         if table.process[row] == process and table.kind[row] == Kind.COPY:
-            at, thread, _ = _launch_of(trace, row)
+            at, thread, _ = recorded.launches[row]
             begins += [(at, row)] if at is not None and thread == lane and sent.start <= at < until else []
     if not begins:
         return sent

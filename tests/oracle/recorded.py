@@ -15,6 +15,9 @@ MOST_LATE, MOST_EARLY = 60, 5
 HANDFUL = 3
 OF_COPIES = "nccl:_all_gather_base"
 
+Launch = tuple[int | None, int | None, int | None]
+"""When, by which thread and by which call something was launched."""
+
 
 @dataclass
 class Recorded:
@@ -23,9 +26,11 @@ class Recorded:
     Attributes:
         impossible: Rows of the activities of which the recorded end is impossible.
         ranges: Of an activity, the row of torch's range around its launch.
+        launches: Of an activity, see :func:`_launch_of`.
     """
 
     trace: Trace
+    launches: dict[int, Launch]
     impossible: set[int] = field(default_factory=set)
     ranges: dict[int, int] = field(default_factory=dict)
 
@@ -35,17 +40,44 @@ class Recorded:
         return None if span is None else self.trace.names[self.trace.spans.name_id[span]]
 
 
-def read(trace: Trace, launch_of) -> Recorded:
-    """``launch_of`` tells when, by which thread and call an activity was launched."""
+def read(trace: Trace) -> Recorded:
     if trace.source == "kineto":  # its other events are later
         trace = _without_repeated(_without_zeros(trace))
     trace, impossible = _cut(trace)
-    found = Recorded(trace, impossible)
-    launches = {row: launch_of(trace, row) for row in range(len(trace.activities))}
+    launches = {row: _launch_of(trace, row) for row in range(len(trace.activities))}
+    found = Recorded(trace, launches, impossible)
     found.ranges = {
         row: span for row, launch in launches.items() if (span := _range_around(trace, row, launch)) is not None
     }
-    return _with_copies(found, launches)
+    return _with_copies(found)
+
+
+def _launch_of(trace: Trace, row: int) -> Launch:
+    """Start, thread and row of the last call before the activity that has its number, else of the first one after it.
+
+    A call is part of the one before of its number and thread, as a driver's of the runtime's, if nothing of that number
+    starts between them, nor any call of the thread, or if both start at once.
+    """
+    table, calls = trace.activities, trace.calls
+    process, number, start = int(table.process[row]), int(table.correlation[row]), int(table.start_ns[row])
+    lanes, numbers = calls.lane.tolist(), calls.correlation.tolist()
+    owners = zip(calls.start_ns.tolist(), calls.process.tolist(), strict=True)
+    every = [(at, c) for c, (at, owner) in enumerate(owners) if owner == process]
+    own = sorted(call for call in every if numbers[call[1]] == number != -1)
+    rows = zip(table.start_ns.tolist(), table.process.tolist(), table.correlation.tolist(), strict=True)
+    starts = [at for at, owner, its_number in rows if owner == process and its_number == number]
+    launches: list[tuple[int, int]] = []
+    last = None
+    for at, c in own:
+        is_part = last is not None and lanes[last[1]] == lanes[c] and not any(last[0] <= t < at for t in starts)
+        is_part = is_part and (
+            last[0] == at or not any(last < call < (at, c) and lanes[call[1]] == lanes[c] for call in every)
+        )
+        launches += [] if is_part else [(at, c)]
+        last = (at, c)
+    before = [call for call in launches if call[0] <= start]
+    at, c = (before[-1] if before else launches[0]) if launches else (None, None)
+    return at, None if c is None else lanes[c], c
 
 
 def _rows(of) -> list[dict[str, int]]:
@@ -110,7 +142,7 @@ def _is_overrun(row: dict[str, int], later: dict[str, int]) -> bool:
     return begins_later and ends_before and (later["correlation"] != row["correlation"] or row["correlation"] == -1)
 
 
-def _range_around(trace: Trace, row: int, launch) -> int | None:
+def _range_around(trace: Trace, row: int, launch: Launch) -> int | None:
     at, thread, _ = launch
     return None if at is None else _opened_last(trace, int(trace.activities.process[row]), thread, at, "nccl:")
 
@@ -130,14 +162,14 @@ def _opened_last(trace: Trace, process: int, thread: int, at: int, name: str) ->
     return row if spans.end_ns[row] > at else None
 
 
-def _with_copies(found: Recorded, launches) -> Recorded:
+def _with_copies(found: Recorded) -> Recorded:
     """Copies within a device communicate if their range launched no kernel, and if copies can do what it stands for."""
     trace = found.trace
     if trace.world_size == 1:
         return found
     around = {
         row: _opened_last(trace, int(trace.activities.process[row]), thread, at, OF_COPIES)
-        for row, (at, thread, _) in launches.items()
+        for row, (at, thread, _) in found.launches.items()
         if at is not None
     }
     with_kernel = {span for row, span in around.items() if trace.activities.kind[row] == Kind.KERNEL}
@@ -186,10 +218,11 @@ def count_launches(trace: Trace, process: int) -> int:
     return sum(bool(trace.is_launch[at]) for at in range(len(trace.calls)) if trace.calls.process[at] == process)
 
 
-def clocks_disagree(trace: Trace, process: int, launch_of) -> bool:
+def clocks_disagree(recorded: Recorded, process: int) -> bool:
     """Whether more than a handful of activities begin before their launch, or waits return before work has ended."""
+    trace = recorded.trace
     rows = [at for at in range(len(trace.activities)) if trace.activities.process[at] == process]
-    launched = [(*launch_of(trace, at)[:2], trace.activities, at) for at in rows]
+    launched = [(*recorded.launches[at][:2], trace.activities, at) for at in rows]
     launched = [one for one in launched if one[0] is not None]
     if sum(int(table.start_ns[at]) < launch for launch, _, table, at in launched) > HANDFUL:
         return True
