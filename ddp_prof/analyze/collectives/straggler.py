@@ -157,7 +157,8 @@ def _with_graded(compared: Comparison, least: int) -> Comparison:
     if not first or not len(late):
         return compared
     known = np.where(np.isnan(lags_ns), -np.inf, lags_ns)
-    typical = np.median(known[late[:, first].all(axis=1)], axis=0)
+    # A lag counts from the median of the others, so ranks before it seem to be twice as far from those behind it.
+    typical = np.maximum(0, np.median(known[late[:, first].all(axis=1)], axis=0))
     order = np.argsort(-typical, kind="stable")
     gaps = -np.diff(typical[order])
     for size in range(max(2, len(first)), ranks // 2 + 1):

@@ -137,6 +137,36 @@ def test_the_ranks_of_a_node_may_be_late_by_graded_lags(tmp_path: Path, by_ms: i
     assert cost == gain_ms
 
 
+def late_once_a_step(*late_ms: int) -> Capture:
+    """Ranks that are late by these times at the only collective of each step, as of a flat buffer."""
+    capture = Capture()
+    for rank, late in enumerate(late_ms):
+        process = 100 + rank
+        for begin in range(0, STEPS * 100, 100):
+            ready, last = begin + 20 + late, begin + 20 + max(late_ms)
+            capture.ranges.append(Range(f"step {begin // 100}", begin * MS, (begin + 100) * MS, process, process))
+            for name, start, end, stream in (("gemm", begin + 1, ready, 7), (NCCL, ready, last + 9, 20)):
+                capture.kernels.append(Kernel(name, start * MS, end * MS, begin * MS, process, process, stream))
+    return capture
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "said"),
+    [
+        ((0, 10, 20, 30), "Process 103 arrives last in 6 of 6 steps, by 20.0 ms (median); "),
+        ((0, 5, 10, 15, 20, 25), "Process 105 arrives last in 6 of 6 steps, by 15.0 ms (median); "),
+        ((0, 10, 20, 30, 40), "Process 104 arrives last in 6 of 6 steps, by 25.0 ms (median); "),
+        ((0, 0, 11, 16), "Process 102, process 103 arrive last together in 6 of 6 steps, by 13.5 ms (median); "),
+    ],
+)
+def test_ranks_that_are_late_by_more_and_more_do_not_arrive_last_together(
+    tmp_path: Path, late_ms: tuple[int, ...], said: str
+) -> None:
+    """Half of an even number did, as lags count from the median of the others."""
+    found, *_ = told(late_once_a_step(*late_ms), tmp_path)
+    assert found.startswith(said)
+
+
 @pytest.mark.parametrize(
     ("late", "said"),
     [
