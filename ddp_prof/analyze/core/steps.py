@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -139,6 +139,8 @@ STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == ST
 
 
 _NAMED_RANGES = 8
+_MUCH = 10
+"""A range lies for much of its length in another one if it does for more than one part in this."""
 _STEP_NUMBER = re.compile(r"\d{1,18}$")
 
 
@@ -228,6 +230,7 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> FoundS
     - Ranges on several threads: the ranges of the process's first thread count, which is no data loader's. If it has
       none, the ranges of the thread with most ranges count.
     - Nested ranges: the inner ranges count. If most ranges of one name contain others, none of that name counts.
+    - Two programs that each number the steps, such as two profilers of torch: the ranges of one of them count.
     - Otherwise each range ends where the next one starts.
     """
     mine = trace.spans.process == process
@@ -305,7 +308,8 @@ def _steps_from_names(
     rows = rows_named(trace.spans, mine, named)
     is_mark = np.isin(trace.spans.name_id[rows], list(late_warmup))
     marks, rows = rows[is_mark], rows[~is_mark]
-    rows, notes, left_out = _select_steps(trace, rows, unfinished)
+    number_of = {index: UNKNOWN if number is None else number for index, (number, _) in named.items()}
+    rows, notes, left_out = _select_steps(trace, rows, unfinished, number_of)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
     warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
@@ -316,10 +320,13 @@ def _steps_from_names(
     return FoundSteps(Steps(number, start, end, warmup), notes, left_out)
 
 
-def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...], int]:
+def _select_steps(
+    trace: Trace, rows: Ints, unfinished: Collection[int], number_of: Mapping[int, int]
+) -> tuple[Ints, tuple[str, ...], int]:
     """Return the spans that are steps, notes on the spans that were left out or will be cut, and how many are left out.
 
     ``rows`` are the spans that could be steps, and the result is a part of them; both are rows ordered by start.
+    ``number_of`` is the number of a step by the index of its name.
     """
     spans, notes, left_out = trace.spans, [], 0
 
@@ -352,9 +359,35 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     )
     rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen} ({why})")
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most ranges of their name, contain others")
+    rows = leave_out(rows[~_are_numbered_again(spans, rows, number_of)], "another range marks the same step")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(f"ranges of steps that end after the next step begins: {cut}; each is taken to end there")
     return rows, tuple(notes), left_out
+
+
+def _are_numbered_again(spans: Spans, rows: Ints, number_of: Mapping[int, int]) -> Mask:
+    """Return which ranges lie for much of their length in one that began before, and have no larger number than it.
+
+    Steps of one program follow each other, so a later one has a larger number, unless an epoch begins anew::
+
+        one profiler   |  5  |  6  |  7  |
+        another one     |  5  |  6  |  7  |      or 4, 5, 6, if it began to count later
+
+    Args:
+        spans: The ranges of the trace.
+        rows: Those that could be steps, ordered by start.
+        number_of: The number of a step by the index of its name; ``UNKNOWN`` if it has none.
+    """
+    is_again = np.zeros(len(rows), np.bool_)
+    until_ns, last = NO_TIME, UNKNOWN  # of the steps so far
+    for place, row in enumerate(rows.tolist()):
+        start_ns, end_ns = int(spans.start_ns[row]), int(spans.end_ns[row])
+        number = number_of[int(spans.name_id[row])]
+        in_former_ns = min(until_ns, end_ns) - start_ns
+        is_again[place] = UNKNOWN < number <= last and in_former_ns * _MUCH > end_ns - start_ns
+        if not is_again[place]:
+            until_ns, last = end_ns, number
+    return is_again
 
 
 def _are_outer(trace: Trace, rows: Ints) -> Mask:

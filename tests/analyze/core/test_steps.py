@@ -295,6 +295,24 @@ class TestRangesThatOverlap:
         why = f"they overlap those of thread {PID} (the first of the process)"
         assert note == f"3 ranges that could be steps left out: {why}"
 
+    @pytest.mark.parametrize("behind", [0, 1])
+    def test_of_two_programs_that_number_the_steps_one_counts(self, behind: int) -> None:
+        """As where a trainer and its script each step a profiler of torch: there were twice as many steps."""
+        at = [(number, "." * (20 * number - 40)) for number in (2, 3, 4)]
+        ranges = [(f"ProfilerStep#{number}", before + "#" * 20) for number, before in at]
+        ranges += [(f"ProfilerStep#{number - behind}", before + "..." + "#" * 20) for number, before in at]
+        steps, (note,) = find_steps_and_notes(draw_trace(ranges=ranges), PID)
+        assert steps.number.tolist() == [2, 3, 4]
+        assert steps.end_ns.tolist() == [20, 40, 60]
+        assert note == "3 ranges that could be steps left out: another range marks the same step"
+
+    def test_where_numbers_begin_anew_each_step_counts(self) -> None:
+        """Of two epochs, of which the profiler lets each step run on a little."""
+        ranges = [(f"step {at % 2}", "." * 20 * at + "#" * 21) for at in range(4)]
+        steps, (note,) = find_steps_and_notes(draw_trace(ranges=ranges), PID)
+        assert steps.number.tolist() == [0, 1, 0, 1]
+        assert note == "ranges of steps that end after the next step begins: 3; each is taken to end there"
+
     def test_of_others_each_ends_where_the_next_one_starts(self) -> None:
         """As of a scheduler that begins a step before the one before it has ended."""
         trace = draw_trace(ranges=[("step 0", "####"), ("step 1", "...####"), ("step 2", "........####")])
