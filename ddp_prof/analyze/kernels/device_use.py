@@ -28,16 +28,19 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.blocking import NO_COPIES, NO_SETS
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.recording import LOST_CALLS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.why_unknown import (
+    LOST_LAUNCHES,
     NOT_TIMED,
     NOTHING_LEFT,
     has_no_usable_events,
     hides_compute,
     hides_work,
     lacks_times_of_communication,
+    loses_launches,
     why_unknown,
     why_unknown_work,
 )
@@ -123,6 +126,9 @@ def _why_idle_unknown(rank: RankEvents) -> str | None:
         return NO_COPIES
     if rank.lacks_sets:
         return NO_SETS
+    if rank.has_steps and (rank.recording.lacks_calls or loses_launches(rank)):
+        # What ran in the gaps of a step may be its own.
+        return LOST_CALLS if rank.recording.lacks_calls else LOST_LAUNCHES
     if hides_work(rank):
         return why_unknown_work(rank) or "some kernels have no name, so what ran is not known"
     if rank.device is not None and len(rank.events) == 1:

@@ -16,7 +16,7 @@ from ddp_prof.analyze.core.rank_events import ONLY_WARMUP
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.kernels.device_use import IdleTime, RankUse, measure_rank_use
 from ddp_prof.analyze.overlap import measure_rank
-from ddp_prof.analyze.why_unknown import NO_NCCL_KERNEL, NOT_TIMED
+from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_NCCL_KERNEL, NOT_TIMED
 from ddp_prof.trace import Category, Kind, Overhead, Trace
 from tests import oracle
 from tests.analyze.damaged_runs import NOT_IN_THE_ORACLE, DamagedRun, damaged_runs, known_to_the_oracle
@@ -73,6 +73,20 @@ def test_the_host_is_in_backward_where_autograd_launches_it_too() -> None:
         "host in backward": 6,  # 9 to 14
         "launched, not begun": 1 + 1 + 1,  # 6, 15 and 20
     }
+
+
+def test_a_gap_is_not_said_to_be_communication_of_another_step_where_its_launch_is_lost() -> None:
+    """It is the step's own: 'communication of another step' was 100 % of idle time, which overlap did not know."""
+    trace = draw_trace(
+        ranges={"step 0": "############"},
+        launches={"main": "a.......b..."},
+        streams={7: ".aaa......b.", 9: "....AAAAAA.."},
+    )
+    idle = use_of(trace).idle
+    assert (idle.idle_ns, idle.causes) == (None, ())
+    assert idle.reason == LOST_LAUNCHES
+    (step,) = measure_rank(find_rank_events(trace)[0]).steps
+    assert step.idle_ns is None
 
 
 def test_a_single_kernel_tells_no_idle_time() -> None:
