@@ -414,6 +414,7 @@ def _letters(name: str) -> str:
 GLOO = "gloo:"
 """Start of the names of gloo's events in torch.profiler."""
 NCCL_RANGE = re.compile(
-    r"nccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
+    r"[nxm]ccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
 )
-"""Names of the ranges that NCCL, or torch for it, opens around a collective's call."""
+"""Names of the ranges that NCCL, or torch for it or for the libraries of Intel and Moore Threads, opens around
+a collective's call."""
