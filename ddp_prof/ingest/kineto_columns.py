@@ -226,6 +226,8 @@ class KinetoColumns:
         repeated: Number of events that are in the file twice, by category; the second one is left out.
         repeated_kernels: The names (codes) of the kernels among these.
         without_end: Number of a device's events that have no end, or an end before their start.
+        is_critical_path: Whether all operators, calls and work of devices are marked as parts of a critical path;
+            ``None`` if there are none of these.
         window_ends_ns: When the recording ended, as Kineto writes it.
         thread_names: (code of the ``pid``, thread, name) of each event that names a thread.
         engine_threads: Keys are (code of the ``pid``, thread) of threads other than the main one that ran autograd's
@@ -244,6 +246,7 @@ class KinetoColumns:
         self.window_ends_ns: list[int] = []
         self.thread_names: list[tuple[int, int, str]] = []
         self.engine_threads: dict[tuple[int, int], None] = {}
+        self.is_critical_path: bool | None = None
         self._with_launches = with_launches
         self._shapes = Codes()  # of launch shapes: (grid, block), both as JSON
         self._rows: dict[str, _Rows[Any]] = {}  # a table for each category that is read
@@ -269,6 +272,8 @@ class KinetoColumns:
         self.categories |= by_category.keys()
         for category, of_category in by_category.items():
             add = self._reader_of(category)
+            if self.is_critical_path is not False and add and category not in (RANGE, OVERHEAD):
+                self.is_critical_path = all((event.args or NO_ARGUMENTS).critical == 1 for event in of_category)
             if add and (timed := self._with_times(category, of_category)):
                 add(category, *timed)
         self._add_others(others)

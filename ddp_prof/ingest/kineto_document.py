@@ -64,6 +64,7 @@ class EventArguments(msgspec.Struct, gc=False):
     awaited_stream: Any = msgspec.field(default=None, name="wait_on_stream")
     awaited_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
     awaited_event: Any = msgspec.field(default=None, name="wait_on_cuda_event_id")
+    critical: Any = None  # 1: HolisticTraceAnalysis found the event on a critical path
 
 
 NO_ARGUMENTS = EventArguments()

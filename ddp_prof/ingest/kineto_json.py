@@ -47,7 +47,7 @@ from ddp_prof.ingest.kineto_columns import (
     parse_integers,
 )
 from ddp_prof.ingest.kineto_document import Header
-from ddp_prof.ingest.kineto_processes import Processes, number_processes
+from ddp_prof.ingest.kineto_processes import Processes, number_processes, refuse_shared_pids
 from ddp_prof.ingest.kineto_stream import read_events
 from ddp_prof.ingest.names import NameTable, kernel_categories, ordering_kind
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
@@ -127,18 +127,29 @@ class _Read:
 
     @classmethod
     def of(cls, path: Path, columns: KinetoColumns) -> _Read:
-        """Take the tables out of ``columns``; TraceError if there are several processes and an event's is not known."""
+        """Take the tables out of ``columns``; TraceError if the process of an event is not known."""
         calls = columns.table(CallEvents, *columns.calls())
         kernels = columns.table(DeviceEvents, KERNEL)
         copies, memory_sets = (columns.table(DeviceEvents, *categories) for categories in (COPY, MEMORY_SET))
         waits = columns.table(CallEvents, SYNCHRONIZATION)
         ranges, operations = (columns.table(HostEvents, *categories) for categories in ((RANGE,), OPERATIONS))
         processes = number_processes(path, columns.pids.texts, calls, ranges, (kernels, copies, memory_sets, waits))
+        refuse_shared_pids(path, columns.pids.texts, select(calls, columns.names.which(calls.name, _launches)))
         return cls(columns, kernels, copies, memory_sets, waits, calls, ranges, operations, processes)
 
 
+def _launches(call: str) -> bool:
+    return enrich.kind_of_call(call) == enrich.CallKind.LAUNCH
+
+
 def _refuse_foreign(path: Path, columns: KinetoColumns) -> None:
-    """Raise TraceError if the trace was not written by torch.profiler, or is of a device that is not supported."""
+    """Raise TraceError if the trace was not written by torch.profiler, or is of a device that is not supported.
+
+    Nor is one read of which HolisticTraceAnalysis kept the events of a critical path only, as it does by default.
+    """
+    if columns.is_critical_path:
+        reason = "only the events of a critical path are left in it, as HolisticTraceAnalysis writes them"
+        raise TraceError(path, reason, "give the file that torch.profiler wrote")
     if any(category in OF_DEVICE or OF_HOST.fullmatch(category) for category in columns.pairs):
         reason = "it has separate rows for the begin and the end of an event, which torch.profiler does not write"
         raise TraceError(path, reason, "give the file that torch.profiler wrote")

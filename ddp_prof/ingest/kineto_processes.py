@@ -17,10 +17,12 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.kineto_columns import CallEvents, DeviceEvents, HostEvents
-from ddp_prof.table import UNKNOWN, Ints, distinct
+from ddp_prof.table import UNKNOWN, Ints, count_before, distinct, distinct_rows, select
 
 _LABEL = re.compile(r"\[[^\]]*\]")
 """The label at the start of a ``pid``, such as ``[TP00]``."""
+_LEAST_IN_TURNS = 3
+"""Smallest number of calls that two processes with one pid make in turns under the same numbers."""
 _NUMBER = re.compile(r"^\d+|\d+$")
 """The number at the start or the end of a ``pid``; what is left is a label, such as ``rank0-``, too."""
 
@@ -94,6 +96,38 @@ def number_processes(
         callers[number].add(process)
     owners = _own_by_numbers(path, len(launching), callers, of_device)
     return Processes(len(all_numbers), len(launching), of_pid, owners)
+
+
+def refuse_shared_pids(path: Path, pids: Sequence[str], launches: CallEvents) -> None:
+    """Raise TraceError if several processes with one ``pid`` launched work in turns: nothing tells whose it is.
+
+    In containers, all ranks may have one pid. A process numbers its calls, and may begin anew; then it made each call
+    of the former round before the first one of the next round::
+
+        one process     1 2 3 4 ... 1 2 3 4
+        two processes   1 2 1 3 2 4 3 4         1 is there again before 3 and 4 are there the first time
+
+    Args:
+        path: The trace, for errors.
+        pids: The distinct values of ``pid``; the index of a ``pid`` is its code in the table.
+        launches: The calls that launched work.
+    """
+    launches = select(launches, launches.correlation > 0)
+    if np.all(np.diff(np.sort(launches.correlation))):
+        return
+    launches = select(launches, np.lexsort((launches.start_ns, launches.correlation, launches.pid)))
+    is_again = (np.diff(launches.pid) == 0) & (np.diff(launches.correlation) == 0)
+    is_within = is_again & (launches.start_ns[1:] < launches.end_ns[:-1])  # of the driver, within one of the runtime
+    launches = select(launches, np.append(True, ~is_within))
+    _, which = distinct_rows(launches.pid, launches.correlation)
+    times = count_before(which)  # how often the number was there before
+    again = np.flatnonzero(times)
+    for code, round_ in sorted(set(zip(launches.pid[again].tolist(), times[again].tolist(), strict=True))):
+        rows = again[(launches.pid[again] == code) & (times[again] == round_)]
+        in_turns = launches.start_ns[rows] < launches.start_ns[rows - 1].max()
+        if np.count_nonzero(in_turns) >= _LEAST_IN_TURNS:
+            reason = f"put together from the traces of several processes with one pid, {pids[code]}"
+            raise TraceError(path, f"{reason}: nothing tells which launched what", "give the trace of each rank")
 
 
 def _own_by_numbers(

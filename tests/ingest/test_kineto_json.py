@@ -56,6 +56,48 @@ def test_a_file_put_together_of_two_ranks_does_not_tell_which_is_which(
     assert trace.ranks == ranks
 
 
+@pytest.mark.parametrize(("marked", "is_read"), [("all", False), ("some", True)])
+def test_what_is_left_of_a_trace_on_a_critical_path_is_refused(marked: str, is_read: bool, tmp_path: Path) -> None:
+    """HolisticTraceAnalysis leaves out all else by default: compute that hid communication, so 0 % was hidden."""
+    events = [json.loads(text) for number in range(3) for text in launch(number, 20 * number)]
+    for one in events[(marked == "some") :]:
+        one["args"]["critical"] = 1
+    events.append(json.loads(event("user_annotation", "ProfilerStep#1", "0", "80")))
+    arrow = {"ph": "s", "cat": "critical_path", "name": "critical_path", "pid": 99, "tid": 2, "ts": 20, "id": 1}
+    path = write(tmp_path / "x.json", [json.dumps(one) for one in (*events, arrow)])
+    if is_read:
+        assert len(load_trace(path).activities) == 3
+    else:
+        with pytest.raises(TraceError, match="only the events of a critical path are left in it"):
+            load_trace(path)
+
+
+def launch(number: int, ts: int, category: str = "cuda_runtime", name: str = "cudaLaunchKernel") -> list[str]:
+    call = event(category, name, str(ts), "2", tid=2, correlation=number)
+    kernel = event("kernel", "gemm", str(ts + 10), "5", tid=7, device=0, stream=7, correlation=number)
+    return [call, kernel] if category == "cuda_runtime" else [call]
+
+
+def test_ranks_with_one_pid_in_a_file_are_refused(tmp_path: Path) -> None:
+    """As of containers: their steps cut each other, and 82 % of communication was hidden where 50 % was.
+
+    us       0  20 40 60 80 100
+    rank 0      1  2  3  4  5
+    rank 1         1  2  3  4  5
+    """
+    events = [text for rank in (0, 1) for number in range(1, 6) for text in launch(number, 20 * number + 21 * rank)]
+    with pytest.raises(TraceError, match="traces of several processes with one pid, 99: nothing tells which launched"):
+        load_trace(write(tmp_path / "x.json", events))
+
+
+def test_a_process_that_numbers_its_calls_anew_is_one(tmp_path: Path) -> None:
+    """As of three windows in one file; the driver's calls within those of the runtime have their numbers."""
+    rounds = [(number, 1000 * again + 20 * number) for again in range(3) for number in range(1, 7 - 2 * (again == 1))]
+    events = [text for number, at in rounds for text in launch(number, at)]
+    events += [text for number, at in rounds for text in launch(number, at + 1, "cuda_driver", "cuLaunchKernel")]
+    assert len(load_trace(write(tmp_path / "x.json", events)).activities) == len(rounds)
+
+
 @pytest.mark.parametrize(
     ("start_us", "top", "epoch_ns"),
     [
