@@ -61,6 +61,7 @@ ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "gl
 RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 CALL_COLUMNS = ("start", "globalTid", "correlationId")
 CALL_NAME = "nameId"
+_LATER_VERSION = re.compile(r"(\w+)_V\d+")  # NVTX_EVENTS_V2
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
 _EXPORT_AGAIN = "export it again, or record each rank in a file of its own"
@@ -360,7 +361,14 @@ def _diagnoses(file: ExportTables) -> Iterator[str]:
 
 
 def _require_export(file: ExportTables) -> None:
-    """Raise TraceError if the tables are not those of an export of Nsight Systems."""
+    """Raise TraceError if the tables are not those of an export of Nsight Systems, or of a release that is not known.
+
+    If a table is there under the name of a later version alone, what it holds would seem not to be recorded.
+    """
+    later = {match[1]: match[0] for match in map(_LATER_VERSION.fullmatch, file.columns) if match}
+    if table := next((later[name] for name in (*ACTIVITIES, CALLS, NVTX) if name in later.keys() - file.columns), None):
+        reason = f"the form of its table {table} is not known"
+        raise TraceError(file.path, reason, "export the report by an earlier release of nsys")
     known = {*ACTIVITIES, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
     if not known & file.columns.keys() or "StringTable" in file.columns:  # nvprof shares some names of tables
         found = ", ".join(sorted(file.columns)[:4]) or "no table with rows"

@@ -15,7 +15,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.sqlite_columns import SqliteFile
-from tests.nsys_factory import GENERATIONS, KERNEL, Capture, Kernel, Range, global_tid, write_capture
+from tests.nsys_factory import GENERATIONS, KERNEL, NVTX, Capture, Kernel, Range, global_tid, write_capture
 
 MS = 1_000_000
 MAIN, AUTOGRAD = 100, 131
@@ -375,6 +375,26 @@ def test_two_strings_with_one_number_are_refused_and_the_last_does_not_win(tmp_p
         database.commit()
     with pytest.raises(TraceError, match=r"two strings have the number \d+: it is put together from several exports"):
         load_trace(path)
+
+
+@pytest.mark.parametrize(("table", "is_beside"), [(KERNEL, False), (NVTX, False), (KERNEL, True), ("OTHER", False)])
+def test_a_table_of_a_later_version_alone_is_not_said_to_be_missing(
+    table: str, is_beside: bool, tmp_path: Path
+) -> None:
+    """'No GPU activities were recorded', or no steps were marked."""
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE OTHER (id)")
+        database.execute(f"CREATE TABLE {table}_V3 AS SELECT * FROM {table}")
+        database.execute(f"INSERT INTO {table}_V3 DEFAULT VALUES")
+        if not is_beside:
+            database.execute(f"DROP TABLE {table}")
+        database.commit()
+    if is_beside or table == "OTHER":
+        assert overlap_of(path).ranks[0].collectives
+    else:
+        with pytest.raises(TraceError, match=f"the form of its table {table}_V3 is not known"):
+            load_trace(path)
 
 
 def test_an_activity_without_times_is_left_out(tmp_path: Path) -> None:
