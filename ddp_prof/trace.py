@@ -278,7 +278,8 @@ class Trace(Brief):
             for it; ``None`` if the names of calls were not read.
         overlong: Rows of the activities whose recorded end is impossible; here they end where the next activity on
             their stream begins, or a wait of the host for them ends.
-        has_ambiguous_launch: For each activity, whether several earlier calls have its number; the last of them counts.
+        has_ambiguous_launch: For each activity, whether several earlier calls have its number, and not each of them is
+            followed by work of its own before the next one; the last of them counts.
         shape_id: For each activity, the index in ``names`` of its launch shape; ``UNKNOWN`` if it has none. ``None`` if
             launches were not read; then ``registers`` and ``call_details`` are ``None``, too.
         registers: For each activity, its registers per thread.
@@ -459,8 +460,8 @@ def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_
         activity_ns: Start of each activity.
 
     Returns:
-        For each activity the position of its call, ``UNKNOWN`` if no call has its key; and whether several calls with
-        its key come before it.
+        For each activity the position of its call, ``UNKNOWN`` if no call has its key; and whether an earlier call
+        with its key, which no other work follows, may have launched it instead.
     """
     # One list of calls and activities, sorted by key, then by time, a call before an activity at the same time.
     is_call = np.arange(len(keys) + len(wanted)) < len(keys)
@@ -483,10 +484,15 @@ def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_
     first = np.searchsorted(key, key)
     has_before, has_after = before >= first, (after < len(order)) & (key[np.minimum(after, len(order) - 1)] == key)
     found = np.where(has_before, call[before], np.where(has_after, call[np.minimum(after, len(order) - 1)], UNKNOWN))
-    # How many calls with the same key are at or before each row: all calls up to it without those of smaller keys.
-    calls_before = np.cumsum(begins) - np.append(0, np.cumsum(begins))[first]
+    # Whether a call with the same key and without work comes before each row's call: the row may be its work. A call is
+    # without work if no activity of its key comes before the next call.
+    following = np.append(after[1:], len(order))
+    worked = np.append(0, np.cumsum(~is_call))
+    is_idle = begins & (worked[following] == worked[place])
+    idle_before = np.append(0, np.cumsum(is_idle))
+    several_calls = idle_before[np.maximum(before, 0)] > idle_before[first]
     # Back to the order of the activities.
     row, several = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.bool_)
     activity = order[~is_call] - len(keys)
-    row[activity], several[activity] = found[~is_call], calls_before[~is_call] > 1
+    row[activity], several[activity] = found[~is_call], (has_before & several_calls)[~is_call]
     return row, several

@@ -81,4 +81,14 @@ def test_each_step_gets_its_own_kernels_where_each_uses_the_same_numbers() -> No
     )
     (rank,) = measure_overlap(trace).ranks
     assert [step.kernels for step in rank.steps] == [2, 2, 2, 2]
-    assert any(line.startswith("6 of 8 activities have several calls") for line in measure_overlap(trace).warnings)
+    assert not any("several calls" in line for line in measure_overlap(trace).warnings), "each call has its kernel"
+
+
+def test_where_an_earlier_call_of_the_number_has_no_work_it_may_have_launched_what_follows() -> None:
+    trace = draw_trace(launches={"main": "a.b..a..b..a...b"}, streams={7: "......a..b..a...b"})
+    (doubt,) = (line for line in diagnose(trace, find_rank_events(trace)) if "correlation" in line)
+    assert doubt.startswith("4 of 4 activities have several calls with their correlation number before them")
+    # The work of the second call of b was lost, all others have theirs.
+    trace = draw_trace(launches={"main": "a.b..a..b..a...b"}, streams={7: ".a.b..a.........b"})
+    (doubt,) = (line for line in diagnose(trace, find_rank_events(trace)) if "correlation" in line)
+    assert doubt.startswith("1 of 4 activities has several calls with its correlation number before it")
