@@ -27,6 +27,7 @@ from ddp_prof.analyze.collectives.timing import SHARDING, CollectiveTimings, are
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, first_by_step
 from ddp_prof.analyze.core.clocks import CLOCKS
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.recording import LOST_CALLS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.analyze.why_unknown import why_unknown
@@ -262,6 +263,8 @@ def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | Non
         is_called = rank.events.launch_ns[communicates] != NO_TIME
         if communicates.any() and not is_called.any():
             return RankStructure(NO_CALLS)
+        if rank.recording.lacks_calls:
+            return RankStructure(LOST_CALLS)
         return RankStructure(OF_OTHERS if is_called.any() and rank.is_backward.any() else NO_GRADIENTS)
     if rank.clocks_disagree:
         return RankStructure(OTHER_CLOCK)

@@ -11,6 +11,7 @@ import pytest
 
 from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.core.clocks import CLOCKS
+from ddp_prof.analyze.core.recording import LOST_CALLS
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.what_if.sizes import find_gradients
 from ddp_prof.analyze.what_if.structure import (
@@ -81,6 +82,17 @@ def test_the_kernels_of_a_recent_torch_tell_when_gradients_are_ready() -> None:
 def test_where_no_calls_were_recorded_they_are_asked_for_and_not_a_backward() -> None:
     (rank,) = find_rank_events(draw_trace(ranges={"step 0": "########"}, streams={7: ".aa..bb.", 9: "..NNN..."}))
     assert find_structure(rank).reason == NO_CALLS
+
+
+def test_where_most_calls_are_lost_no_backward_is_asked_for() -> None:
+    """A program that left out short events left a third of the calls: 'capture a step of training with backward'."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 10, "step 1": "." * 10 + "#" * 10, "step 2": "." * 20 + "#" * 10},
+        launches={"main": "." * 12 + "N" + "." * 9 + "f", "pt_autograd_0": "..A"},
+        streams={7: ".eebbb.o..ggccc.p..hh.....fq..", 9: "....AAA.......NNN.......ZZZ"},
+    )
+    (rank,) = find_rank_events(trace)
+    assert find_structure(rank).reason == LOST_CALLS
 
 
 def test_where_all_reductions_are_of_activations_no_backward_is_asked_for() -> None:
