@@ -208,6 +208,13 @@ def one_wait() -> Capture:
     return replace(found := overlong_last(), syncs=found.syncs[-1:])
 
 
+def twice_as_fast() -> Capture:
+    """The clock of the device runs twice as fast as that of the host, which waits for the device in each step."""
+    return changed(
+        overlong_last(6), lambda _, one: replace(one, start=2 * one.start, end=2 * min(one.end, one.start + 400 * US))
+    )
+
+
 def early_start() -> Capture:
     """Programmatic dependent launch: a kernel begins before the one before it has ended."""
     work = (*USUAL, ("pdl_secondary", 150, 260, 7, 15, MAIN))
@@ -573,6 +580,10 @@ CASES = {
     "the only wait is for a kernel that is too long": Reported(
         "", one_wait, (1600, 800, 800), 4, says=("step 4 left out: .* impossible end",), says_not=("clocks",),
         formats=("nsys",),
+    ),
+    "a device's clock that runs twice as fast": Reported(
+        "kineto#1064", twice_as_fast, (4800, 2400, 2400), 6, formats=("nsys",),
+        says=("clocks of host and device disagree", "waits of the host, 2 times as much time passes on the device"),
     ),
     "programmatic dependent launch": Reported("perfetto#4280", early_start, HALF, says_not=("left out",)),
     "a start before its launch": Reported(

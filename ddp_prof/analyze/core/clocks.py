@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.columns import by_number
-from ddp_prof.table import NO_TIME, UNKNOWN, distinct, is_in, parts_of, rows_of, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, distinct, is_in, parts_of, rows_of, take_or_unknown
 from ddp_prof.trace import HOST_WAITS, SyncKind, Trace
 
 HANDFUL = 3
@@ -46,6 +46,9 @@ IDLE_NS = 20_000
 MOST_STRETCHED = 100
 """If clocks disagree, and one runs more than this times as fast as the other, their units differ."""
 
+MOST_APART = 0.02
+"""If clocks disagree, and one runs by more than this fraction faster than the other, that is told."""
+
 UNITS = "times of host and device are in different units in this capture, so no time of the device is known"
 
 CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
@@ -63,6 +66,7 @@ class Clocks:
         waits: Number of waits of the host for known work.
         early_waits: Number of these waits that returned before this work had ended.
         prompt_waits: Number of these waits that began before this work had ended, and returned soon after that.
+        rate: How many times as far apart the ends of this work are as those of the waits; 1 if that is not known.
     """
 
     launched: int
@@ -72,6 +76,7 @@ class Clocks:
     waits: int
     early_waits: int
     prompt_waits: int
+    rate: float
 
     def disagree(self, *, loses_work: bool) -> bool:
         """Return whether the clocks disagree; work that was lost may have run before activities that begin late."""
@@ -109,15 +114,29 @@ class Clocks:
                 f"all {self.late:,} activities before which the device was idle begin more than "
                 f"{LATE_NS // 1_000_000} ms after their launch"
             )
+        if abs(self.rate - 1) > MOST_APART:
+            found.append(
+                f"between waits of the host, {self.rate:.3g} times as much time passes on the device: durations of the "
+                "one or the other are wrong"
+            )
         return f"{CLOCKS} ({', '.join(found)})"
 
 
 def compare_clocks(trace: Trace, process: int) -> Clocks:
     """Return how the times of the host of a process and of its devices fit together."""
     launched, early = _count_early_starts(trace, process)
-    waits, early_waits, prompt_waits = _count_waits(trace, process)
-    late, stretch = _count_late_starts(trace, process), _measure_stretch(trace, process)
-    return Clocks(launched, early, late, stretch, waits, early_waits, prompt_waits)
+    begins_ns, ends_ns, ended_ns = _find_waits(trace, process)
+    is_prompt = (ended_ns > begins_ns) & (ended_ns <= ends_ns) & (ends_ns <= ended_ns + CLOCK_ERROR_NS)
+    return Clocks(
+        launched=launched,
+        early=early,
+        late=_count_late_starts(trace, process),
+        stretch=_measure_stretch(trace, process),
+        waits=len(ended_ns),
+        early_waits=int((ended_ns > ends_ns + CLOCK_ERROR_NS).sum()),
+        prompt_waits=int(is_prompt.sum()),
+        rate=_measure_rate(ends_ns, ended_ns),
+    )
 
 
 def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
@@ -157,12 +176,25 @@ def _measure_stretch(trace: Trace, process: int) -> float:
     return float((start_ns.max() - start_ns.min()) / (launch_ns.max() - launch_ns.min()))
 
 
-def _count_waits(trace: Trace, process: int) -> tuple[int, int, int]:
-    """Return how many waits of the host wait for known work, and how many return before, and how many with, its end.
+def _measure_rate(ends_ns: Ints, ended_ns: Ints) -> float:
+    """Return how many times as far apart the ends of awaited work (``ended_ns``) are as those of waits (``ends_ns``).
+
+    The median of the later half of the waits less that of the former half; 1 if there are fewer than two handfuls.
+    """
+    if len(ends_ns) < 2 * HANDFUL:
+        return 1.0
+    order = np.argsort(ends_ns, kind="stable")
+    former, later = order[: len(order) // 2], order[len(order) // 2 :]
+    host_ns, device_ns = (np.median(at[later]) - np.median(at[former]) for at in (ends_ns, ended_ns))
+    return float(device_ns / host_ns) if host_ns > 0 else 1.0
+
+
+def _find_waits(trace: Trace, process: int) -> tuple[Ints, Ints, Ints]:
+    """Return of each wait of the host for known work when it begins and ends, and when this work has ended.
 
     Only work counts that the waiting thread launched before the wait: what another thread launches meanwhile may come
-    after it. In a process with several devices it is not known which device a stream or a wait belongs to; all numbers
-    are then 0.
+    after it. In a process with several devices it is not known which device a stream or a wait belongs to; no wait is
+    returned then.
     """
     calls, activities = trace.synchronizations, trace.activities
     mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
@@ -172,12 +204,12 @@ def _count_waits(trace: Trace, process: int) -> tuple[int, int, int]:
     at_ns = take_or_unknown(calls.start_ns, mark, NO_TIME)
     waits, mark, at_ns = waits[at_ns != NO_TIME], mark[at_ns != NO_TIME], at_ns[at_ns != NO_TIME]
     if not len(waits) or len(distinct(activities.device[mine])) != 1:
-        return 0, 0, 0
+        return waits[:0], waits[:0], waits[:0]
     launching = trace.launching_calls[mine]
     thread, launch_ns = trace.calls.lane[launching], trace.calls.start_ns[launching]
     lane, end_ns = activities.lane[mine], activities.end_ns[mine]
     # For each thread and stream (UNKNOWN: all streams): the latest end among all work launched before each wait.
-    known = early = prompt = 0
+    found, ends_ns = [], []
     any_stream = np.where(calls.kind[waits] == SyncKind.HOST_WAIT_DEVICE, UNKNOWN, calls.stream[mark])
     for caller in distinct(calls.thread[mark]):
         for stream in distinct(any_stream[calls.thread[mark] == caller]):
@@ -187,8 +219,7 @@ def _count_waits(trace: Trace, process: int) -> tuple[int, int, int]:
             own = (calls.thread[mark] == caller) & (any_stream == stream)
             at = np.searchsorted(launch_ns[rows], at_ns[own]) - 1
             ended_ns = take_or_unknown(last_ns, np.maximum(at, UNKNOWN), NO_TIME)
-            known += int((ended_ns != NO_TIME).sum())
-            early += int((ended_ns > calls.end_ns[waits[own]] + CLOCK_ERROR_NS).sum())
-            is_prompt = (ended_ns > calls.start_ns[waits[own]]) & (ended_ns <= calls.end_ns[waits[own]])
-            prompt += int((is_prompt & (calls.end_ns[waits[own]] <= ended_ns + CLOCK_ERROR_NS)).sum())
-    return known, early, prompt
+            found.append(waits[own][ended_ns != NO_TIME])
+            ends_ns.append(ended_ns[ended_ns != NO_TIME])
+    rows = np.concatenate(found)
+    return calls.start_ns[rows], calls.end_ns[rows], np.concatenate(ends_ns)
