@@ -71,7 +71,8 @@ class Monitor:
             the last trace, all traces, or none.
         limits: Limits as for ``ddp-prof check``: ``min_overlap`` (0 to 1), ``max_exposed_ms``, ``max_tail_ms``,
             ``max_blocking_ms``, ``max_cost_ms``.
-        alert: Is called with the record if a limit is not met; default: a warning in Python's logging.
+        alert: Is called with the record if a limit is not met or cannot be judged; default: a warning in Python's
+            logging.
         start: Number of the first step, for a job that goes on from a checkpoint.
 
     The program's own torch.profiler has priority: if the program starts one, a measurement stops without a result.

@@ -8,6 +8,7 @@ from typing import Any
 from ddp_prof.analyze.statistics import StepFigure, half_width_of_change, median_of_steps
 from ddp_prof.columns import Row, milliseconds
 from ddp_prof.monitor.log import MonitorLog, find_other_job
+from ddp_prof.monitor.record import reason_without
 from ddp_prof.present.columns import ms
 from ddp_prof.present.table import SCHEMA, Document, TableView
 from ddp_prof.present.tables.check import UNITS, summarize_verdicts, why_alike
@@ -61,11 +62,11 @@ def _judge(record: Mapping[str, Any], name: str, limit: float) -> Document:
         measured, decides = min(known, key=_first) if is_least else max(known, key=_first)
         is_met = measured >= limit if is_least else measured <= limit
         # A rank without a result is in ``missing_ranks`` only.
-        missing = ", ".join(map(str, record.get("missing_ranks") or ()))
+        missing = record.get("missing_ranks") or ()
         knows_all = len(known) == len(record["by_rank"]) and not missing
         status = "passed" if is_met and knows_all else "failed" if not is_met else "unknown"
-        of_whom = f"not known of rank {missing}, which has no result" if missing else "not known of every rank"
-        reason = "" if status != "unknown" else f"the known ranks meet the limit; {of_whom}"
+        of_whom = "the known ranks meet the limit; not known of every rank"
+        reason = "" if status != "unknown" else reason_without(missing) if missing else of_whom
     return {
         "time": record["time"],
         "step": record["step"],

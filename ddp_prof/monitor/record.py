@@ -6,7 +6,7 @@ A record is one line of the monitor's log. Its figures are those that ``ddp-prof
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
 from ddp_prof.analyze.variants.regression_gate import GateResult, Requirements, check_run
 from ddp_prof.annotate.monitor_format import LIMITS
-from ddp_prof.columns import milliseconds, percent
+from ddp_prof.columns import by_number, milliseconds, percent
 from ddp_prof.errors import UsageError, printable
 from ddp_prof.present.headlines import communicating_steps_text, gain_headline
 from ddp_prof.runs.report import LoadOptions
@@ -72,9 +72,9 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
     overlap, diagnosis = run.overlap(), run.doctor()
     (summary,) = compare_variants([overlap])
     cost = run.cost()
-    verdicts = _judge(overlap, asked["limits"], run)
-    late = _find_last(run)
     missing = sorted({*range(asked["world"])} - {part.rank for part in known})
+    verdicts = _judge(overlap, asked["limits"], run, missing)
+    late = _find_last(run)
     bounds = asdict(cost.bounds)
     record = {
         "schema": SCHEMA,
@@ -120,8 +120,12 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
     return {**record, "text": _text(record)}
 
 
-def _judge(overlap: TraceOverlap, limits: Mapping[str, float], run: Run) -> Sequence[GateResult]:
+def _judge(
+    overlap: TraceOverlap, limits: Mapping[str, float], run: Run, missing: Sequence[int]
+) -> Sequence[GateResult]:
     """Return the verdicts on the limits that the user gave; limits of times are in milliseconds.
+
+    A limit that all ranks with a result meet is unknown if others, those ``missing``, have none.
 
     Raises:
         UsageError: There is no limit of such a name.
@@ -132,7 +136,18 @@ def _judge(overlap: TraceOverlap, limits: Mapping[str, float], run: Run) -> Sequ
         LIMITS[name]: limit * NS_PER_MS if name.endswith("_ms") else limit for name, limit in limits.items()
     }
     costs = run.cost().steps if "max_cost_ns" in scaled else None
-    return check_run(overlap, Requirements(**scaled), costs).verdicts
+    verdicts = check_run(overlap, Requirements(**scaled), costs).verdicts
+    if not missing:
+        return verdicts
+    reason = reason_without(missing)
+    return [replace(one, status="unknown", reason=reason) if one.status == "passed" else one for one in verdicts]
+
+
+def reason_without(missing: Sequence[int]) -> str:
+    """Return why a limit that all ranks with a result meet cannot be judged: ``missing`` have none."""
+    ranks = by_number(len(missing), "rank", "ranks")
+    have = by_number(len(missing), "which has", "which have")
+    return f"the known ranks meet the limit; not known of {ranks} {', '.join(map(str, missing))}, {have} no result"
 
 
 def _limit(verdict: GateResult) -> dict[str, Any]:
