@@ -294,7 +294,7 @@ _TABLE_OPTIONS = (
         ["--columns"],
         metavar="KEY,...",
         callback=_parse_columns,
-        help="Columns to show, in this order, by their names in the CSV: rank,step_ms.",
+        help="Columns to show, in this order, by their names in the CSV: rank,step_ms. JSON always holds all.",
     ),
 )
 

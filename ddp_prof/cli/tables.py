@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,17 +181,20 @@ def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) 
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.html.page import write_figure
-    from ddp_prof.table import UNKNOWN
+    from ddp_prof.table import UNKNOWN, distinct
 
     analysis = run.analysis()
     shown = run.collectives().typical_step if step is None else step
     ranks = () if shown is None else view_step(analysis, shown)
-    if not any((rank.keys != UNKNOWN).any() for rank in analysis.ranks):
+    communicating = sorted({*chain.from_iterable(distinct(rank.keys) for rank in analysis.ranks)} - {UNKNOWN})
+    if not communicating:
         raise TraceError(
             analysis.trace, "nothing in its steps is known to communicate", "'ddp-prof timeline' draws what they hold"
         )
     if shown is None or not ranks:
-        raise TraceError(analysis.trace, "no communication in this step", "choose another one with --step")
+        which = "the typical step" if shown is None else f"step {shown}"
+        others = f"choose another one with --step, from {communicating[0]} to {communicating[-1]}"
+        raise TraceError(analysis.trace, f"no communication in {which}", others)
     headline = _main_cause(run)
     figure = draw_step_collectives(analysis, shown, ranks, headline)
     write_figure(figure, title=headline.claim, page=page, picture=png)
@@ -310,14 +314,16 @@ def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: in
     help="Table to show. Default: all of them; with CSV, Markdown or --columns only kernels. JSON always holds all.",
 )
 @click.option(
-    "--top", type=click.IntRange(min=0), help="How many kernels; 0 shows all of them. Default: 15, with CSV all."
+    "--top",
+    type=click.IntRange(min=0),
+    help="How many kernels; 0 shows all. Default: 15, with CSV all. JSON always holds all.",
 )
 def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int | None, output: TableOptions) -> None:
     """Which kernels took the time, what hid communication, and why devices were idle.
 
-    A kernel's slowdown is its median duration beside communication, divided by its median duration without. Overlapped
-    communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
-    'ddp-prof overlap'.
+    A kernel's slowdown is how many times as long it takes beside communication as alone, at the same position of a
+    step: the median. Overlapped communication is divided by the compute beside it, idle time by its cause; both sum
+    exactly to the figures of 'ddp-prof overlap'.
     """
     runs = load.runs_for(traces, output)
     shows_all = output.form == "table" and not (name or output.columns)

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from ddp_prof.runs.run import Run
 
 
+_MOST = 1_000_000
+"""What sizes of buckets and factors must be below."""
+
+
 def _read_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
     """Return the distinct positive numbers in ``1,5,25``; none if the option is not given."""
-    numbers = []
+    numbers, asked = [], f"give positive numbers below {_MOST:,}, such as 0.5,2"
     for word in (text or "").split(","):
         if not word.strip():
             continue
@@ -30,11 +34,11 @@ def _read_numbers(context: click.Context, parameter: click.Parameter, text: str 
             number = float(word)
         except ValueError:
             number = math.nan
-        if not 0 < number < 1e6:
-            raise click.BadParameter(f"'{word.strip()}' is no positive number; give 1,5,25", context, parameter)
+        if not 0 < number < _MOST:
+            raise click.BadParameter(f"'{word.strip()}' cannot be used: {asked}", context, parameter)
         numbers.append(number)
     if text is not None and not numbers:
-        raise click.BadParameter("there is no number; give 1,5,25", context, parameter)
+        raise click.BadParameter(f"there is no number: {asked}", context, parameter)
     return tuple(dict.fromkeys(numbers))
 
 

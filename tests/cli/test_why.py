@@ -113,7 +113,7 @@ def test_a_step_of_collectives_is_drawn(ranks: list[Path], tmp_path: Path) -> No
     assert "<title>80 % of the typical step&#39;s exposed time is tail" in page.read_text()
     missing = run("collectives", *ranks, "--html", page, "--step", "99")
     assert missing.exit_code == 1
-    assert "choose another one with --step" in missing.stderr
+    assert "no communication in step 99: choose another one with --step, from 0 to 19" in missing.stderr
 
 
 def test_the_report_shows_steps_of_a_counter_that_restarts_apart(tmp_path: Path) -> None:
