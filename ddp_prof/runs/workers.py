@@ -6,15 +6,17 @@ workers finish does not influence the results.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
+from ddp_prof.bounded_file import read_at_most
 from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
 from ddp_prof.file_kinds import PACKED_SUFFIXES
 from ddp_prof.new_process import without_main_module
@@ -31,6 +33,8 @@ LEAST_BYTES_PER_FILE = 2**20
 UNPACKED_TO_PACKED = 10
 """Assumed ratio of the size of a trace to that of its packed file; the measured ratio is 10 to 25."""
 
+MOST_BYTES_OF_ADDRESS = 2**20
+"""A larger file is none of a Dask scheduler."""
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_FETCH = 30
 """How long the result of a task that Dask calls finished may take to arrive, until the task is submitted again."""
@@ -207,9 +211,8 @@ def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple
         from distributed import TimeoutError as DaskTimeoutError  # before Python 3.11 not the built-in one
     except ImportError as error:
         raise DdpProfError("--scheduler needs Dask: pip install 'distributed>=2024.8'") from error
-    where = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
     try:
-        client = Client(**where, set_as_default=False, timeout=SECONDS_TO_CONNECT)
+        client = Client(_find_address(scheduler), set_as_default=False, timeout=SECONDS_TO_CONNECT)
     except (OSError, ValueError) as error:
         raise DdpProfError(
             f"no Dask scheduler at {scheduler} ({error}): start one with 'dask scheduler', workers with 'dask worker'"
@@ -241,6 +244,29 @@ def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple
                     yield index, outcome
         finally:
             done.set()
+
+
+def _find_address(scheduler: str) -> str:
+    """Return the address of a scheduler, given that or the file that holds it; raises DdpProfError if there is none.
+
+    Dask reads such a file, too, but where it holds no address Dask's error is one of its own code.
+    """
+    file, way_out = (
+        Path(scheduler),
+        "give the file of 'dask scheduler --scheduler-file', or an address: tcp://HOST:8786",
+    )
+    if not file.is_file():
+        if ":" in scheduler:
+            return scheduler
+        raise DdpProfError(f"{printable(scheduler)}: neither a file nor an address of a Dask scheduler: {way_out}")
+    address = None
+    with suppress(ValueError, KeyError, TypeError):
+        address = json.loads(read_at_most(file, MOST_BYTES_OF_ADDRESS, "a file of a Dask scheduler", way_out))[
+            "address"
+        ]
+    if not isinstance(address, str):
+        raise DdpProfError(f"{printable(scheduler)}: it holds no address of a Dask scheduler: {way_out}")
+    return address
 
 
 def _warn_no_workers(client: Any, scheduler: str, done: Event) -> None:

@@ -185,6 +185,18 @@ def test_no_scheduler_there_is_one_line(reports: list[Path], monkeypatch: pytest
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("content", ["no JSON", "{}", "[]", '{"address": 3}', None])
+def test_a_file_without_an_address_is_one_line(content: str | None, reports: list[Path], tmp_path: Path) -> None:
+    """It was a traceback of Dask, and of a file that is not there "missing port number in address"."""
+    file = tmp_path / "scheduler.json"
+    if content is not None:
+        file.write_text(content)
+    result = run("overlap", "--scheduler", file, reports[0])
+    what = "it holds no address" if content is not None else "neither a file nor an address"
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert result.stderr.startswith(f"Error: {file}: {what} of a Dask scheduler: give the file of 'dask scheduler")
+
+
 def test_without_dask_the_way_out_is_said(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     result = run("overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0]))
