@@ -19,5 +19,5 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-[ -x "${VENV:-$root/.venv}/bin/python" ] || "$root/scripts/env.sh" train
+"$root/scripts/env.sh" train
 exec "${VENV:-$root/.venv}/bin/python" "$root/scripts/validate_whatif.py" "$@"

@@ -4,10 +4,11 @@
 #
 #   scripts/dev/fuzz.sh [--minutes N] [--reader nsys|kineto] [--seed N [--once]]
 #
-# See --help for the options. Settings: VENV, as in scripts/env.sh.
+# See --help for the options. Settings: those of scripts/env.sh (VENV, PYTHON).
 #
 # Exit: 0 when nothing was found, 1 when something was, 2 for wrong usage.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+CHROMIUM=0 bash "$root/scripts/env.sh" read
 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "${VENV:-$root/.venv}/bin/python" "$root/scripts/dev/fuzz.py" "$@"
