@@ -144,8 +144,11 @@ def measure(command: Sequence[str | Path], cores: int | None = None, **environme
 def measure_floor(capture: Path) -> Cost:
     with closing(sqlite3.connect(f"file:{capture}?mode=ro", uri=True)) as database:
         began = time.perf_counter()
-        for table in TABLES:
-            database.execute(f"SELECT sum(end - start) FROM {table}").fetchone()
+        try:
+            for table in TABLES:
+                database.execute(f"SELECT sum(end - start) FROM {table}").fetchone()
+        except sqlite3.OperationalError as error:
+            raise SystemExit(f"benchmark: {error}: give the export of a job on a GPU") from error
         return Cost(time.perf_counter() - began)
 
 

@@ -49,5 +49,6 @@ def reduce_to_what_is_read(export: Path) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if sys.argv[1:] else CAPTURES
+    folder.mkdir(parents=True, exist_ok=True)
     for fault in FAULTS:
         record(fault, folder / f"{fault.replace('-', '_')}.sqlite")
