@@ -15,10 +15,12 @@ A step that waits 4 for communication, and whose compute beside it takes 1.5 tim
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.kernels.contention import Contention
 
 ON_CPU = "ranks share cores: what communication takes from compute is not in the trace"
 NO_OVERLAP = "it is not known how long communication ran beside compute"

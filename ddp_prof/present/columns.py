@@ -44,9 +44,11 @@ def in_percent(ratio: float | None) -> float | None:
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
     """Return the columns of some rows, which all have the same keys; no columns without rows."""
-    # The smaller catalogue is faster to make, and has the columns of most tables.
-    usual = catalogue(rare=False)
-    return tuple(usual[key] if key in usual else catalogue()[key] for key in rows[0]) if rows else ()
+    if not rows:
+        return ()
+    # The smallest catalogue that has all of them is the fastest to make.
+    found = next((few for few in map(catalogue, range(1, _GROUPS)) if rows[0].keys() <= few.keys()), catalogue())
+    return tuple(found[key] for key in rows[0])
 
 
 def _name(key: str, meaning: str, stays: int = USUALLY) -> Column:
@@ -152,36 +154,46 @@ _COLUMNS = (
 )
 
 
+_GROUPS = 3
+"""Number of groups of results that declare columns, see :func:`_declared`."""
+
+
 @cache
-def catalogue(*, rare: bool = True) -> Mapping[str, Column]:
+def catalogue(groups: int = _GROUPS) -> Mapping[str, Column]:
     """Return all columns by key. A key means the same in all tables, so of two declarations the first counts.
 
     Args:
-        rare: Whether to include the columns that only ``critical``, ``info`` and ``compare`` show; without them fewer
-            modules are imported.
+        groups: Only results of the first so many groups are included, so that fewer modules are imported.
     """
     # The last of equal keys counts in a dictionary, so the declarations of results are reversed.
-    declared = [one.table_column for one in reversed(_declared(rare=rare))]
+    declared = [one.table_column for one in reversed(_declared(groups))]
     return {column.key: column for column in (*declared, *_COLUMNS)}
 
 
 @cache
 def describing() -> frozenset[str]:
     """Return the keys of columns that say what a row is about, such as its rank or step."""
-    return frozenset(_DESCRIBING) | {one.table_key for one in _declared(rare=True) if one.describes}
+    return frozenset(_DESCRIBING) | {one.table_key for one in _declared(_GROUPS) if one.describes}
 
 
-def _declared(*, rare: bool) -> list[ResultColumn]:
-    """Return the columns that results declare; ``rare`` as in :func:`catalogue`."""
-    from ddp_prof.analyze.collectives.collective import Collective  # these need numpy, which --help does without
-    from ddp_prof.analyze.collectives.skew import RankSkew
-    from ddp_prof.analyze.kernels.kernel_times import KernelTime
-    from ddp_prof.analyze.overlap import RankOverlap
+def _declared(groups: int) -> list[ResultColumn]:
+    """Return the columns that results declare, of the first ``groups`` groups of results.
+
+    They are in the order of how often tables show them: to import the second group takes a tenth of the time of a
+    command that shows only the first one.
+    """
+    from ddp_prof.analyze.overlap import RankOverlap  # these need numpy, which --help does without
     from ddp_prof.analyze.step_columns import StepOverlap
-    from ddp_prof.analyze.variants.comparison import VariantSummary
 
-    kinds: list[type] = [StepOverlap, RankOverlap, Collective, KernelTime, RankSkew, VariantSummary]
-    if rare:  # to import these takes 20 ms
+    kinds: list[type] = [StepOverlap, RankOverlap]
+    if groups > 1:
+        from ddp_prof.analyze.collectives.collective import Collective
+        from ddp_prof.analyze.collectives.skew import RankSkew
+        from ddp_prof.analyze.kernels.kernel_times import KernelTime
+        from ddp_prof.analyze.variants.comparison import VariantSummary
+
+        kinds += [Collective, KernelTime, RankSkew, VariantSummary]
+    if groups > 2:
         from ddp_prof.analyze.critical.critical_path import StepPath
         from ddp_prof.analyze.inventory import ProcessInventory
         from ddp_prof.analyze.variants.waterfall import PartChange, Parts

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.results import BESIDE
-from ddp_prof.analyze.core.blocking import ON_OTHER_DEVICE
+from ddp_prof.analyze.core.blocking import BESIDE, ON_OTHER_DEVICE
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.statistics import CHANGES_OVERLAP, WORTH, Outliers
 from ddp_prof.analyze.step_levels import LevelChange

@@ -14,18 +14,13 @@ from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S, Co
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
+from ddp_prof.analyze.core.blocking import BESIDE
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.typical import PARTS, typical_step_of
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, reason_of_run
 from ddp_prof.columns import frame_names, frame_row
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
-
-BESIDE = 1.05
-"""Streams that stand still for this many times as long as communication is exposed do so beside compute of others.
-
-Less than that are the moments before collectives begin.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,12 @@ from ddp_prof.trace import Category, SyncKind, Trace
 HELD_BY = ("collective", "operation before", "launch", "other wait")
 """What a consumer waited for last: a collective, the operation before it on its stream, its launch, or another wait."""
 
+BESIDE = 1.05
+"""Streams that stand still for this many times as long as communication is exposed do so beside compute of others.
+
+Less than that are the moments before collectives begin.
+"""
+
 
 @dataclass(frozen=True)
 class Consumers(Table):

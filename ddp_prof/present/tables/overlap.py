@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.cost import RankCost, RunCost
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
@@ -19,6 +19,9 @@ from ddp_prof.present.headlines import level_change_text, outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
 from ddp_prof.present.text import join_lines, source_name
 from ddp_prof.trace import SOURCE_NAMES, UNKNOWN
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.cost import RankCost, RunCost
 
 _LARGE_DIFFERENCE = 0.05
 """Least difference of exposed time, as a fraction of a step, with which ranks or steps count as different."""
