@@ -217,7 +217,7 @@ def _measure_ranks(measure: str, ranks: Sequence[RankEvents]) -> list[Any]:
 def _fill_steps(ranks: Sequence[RankEvents]) -> None:
     """Find what filled the steps of ranks, which keep it."""
     for rank in ranks:
-        for name in ("breakdown", "passes"):
+        for name in ("breakdown", "passes", "step_times"):
             getattr(rank, name)
 
 

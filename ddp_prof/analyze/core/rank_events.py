@@ -337,10 +337,9 @@ class RankEvents(Brief):
         """Whether the process made calls that set memory, and none of these has an activity."""
         calls, activities = self.trace.synchronizations, self.trace.activities
         numbers = calls.correlation[(calls.kind == SyncKind.SET) & (calls.process == self.process)]
-        return (
-            bool(len(numbers))
-            and not is_among(numbers, activities.correlation[activities.process == self.process]).any()
-        )
+        mine = activities.process == self.process
+        among = (mine & (activities.kind == Kind.MEMORY_SET), mine)  # a kernel may set memory, too
+        return bool(len(numbers)) and not any(is_among(numbers, activities.correlation[rows]).any() for rows in among)
 
     @property
     def _lacks_launches(self) -> bool:

@@ -367,7 +367,10 @@ def _count_lost_copies(trace: Trace, process: int, steps: Steps) -> tuple[Ints, 
         if np.any(mine & (activities.kind == kind))
     ]
     asked = np.flatnonzero(is_in(calls.kind, recorded) & (calls.process == process) & (calls.start_ns != NO_TIME))
-    lost = asked[~is_among(calls.correlation[asked], activities.correlation[mine])]
+    # Nearly all are among the few copies and memory sets; but a kernel may set memory, too.
+    are_usual = mine & is_in(activities.kind, (Kind.COPY, Kind.MEMORY_SET))
+    lost = asked[~is_among(calls.correlation[asked], activities.correlation[are_usual])]
+    lost = lost[~is_among(calls.correlation[lost], activities.correlation[mine])]
     count = steps.count_at(calls.start_ns[lost])
     are_alike = _are_alike(calls.start_ns[asked], calls.start_ns[lost], steps)
     return count, are_alike, _are_local(trace, process, calls.start_ns[lost])
