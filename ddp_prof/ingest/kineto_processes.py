@@ -22,7 +22,12 @@ from ddp_prof.table import UNKNOWN, Ints, count_before, distinct, distinct_rows,
 _LABEL = re.compile(r"\[[^\]]*\]")
 """The label at the start of a ``pid``, such as ``[TP00]``."""
 _LEAST_IN_TURNS = 3
-"""Smallest number of calls that two processes with one pid make in turns under the same numbers."""
+"""Smallest number of calls that two processes with one pid make in turns under the same numbers.
+
+Also of operators of theirs that cross on what seems to be one thread.
+"""
+_ROUNDING_NS = 2_000
+"""Some releases of torch write whole microseconds."""
 _NUMBER = re.compile(r"^\d+|\d+$")
 """The number at the start or the end of a ``pid``; what is left is a label, such as ``rank0-``, too."""
 
@@ -59,11 +64,13 @@ def number_processes(
     pids: Sequence[str],
     calls: CallEvents,
     ranges: HostEvents,
+    operations: HostEvents,
     of_device: Sequence[DeviceEvents | CallEvents],
 ) -> Processes:
     """Number the processes that launched work, and find the process of each event of a device.
 
-    If some launched work, others with ranges are processes, too: their work and their calls were not recorded.
+    If some launched work, others with ranges are processes, too: their work and their calls were not recorded. If none
+    did, as on a CPU, there is one process only, as torch.profiler records it.
 
     An event of a device belongs to the process whose label its ``pid`` has. Without labels, it belongs to the only
     process that made a call with its number, or else to the process that launched most of the work of its device.
@@ -73,16 +80,20 @@ def number_processes(
         pids: The distinct values of ``pid``; the index of a ``pid`` is its code in the tables.
         calls: The calls that launched work.
         ranges: The ranges of the host.
+        operations: Its operators.
         of_device: Tables of events of devices.
 
     Raises:
-        TraceError: There are several processes, and nothing tells which of them launched an event.
+        TraceError: There are several processes, and none launched work, or nothing tells which of them launched it.
     """
     launching = sorted({pids[code] for code in distinct(calls.pid)})
     marking = sorted({pids[code] for code in distinct(ranges.pid)} - {*launching}) if launching else []
     numbers = {pid: number for number, pid in enumerate(launching)}
     all_numbers = numbers | {pid: number for number, pid in enumerate(marking, len(launching))}
     of_pid = np.array([all_numbers.get(pid, 0) for pid in pids], np.int64)
+    hosts = {pids[code] for table in (ranges, operations) for code in distinct(table.pid)}
+    if not launching and len(hosts) > 1:
+        raise _error_of_several(path, len(hosts))
     if len(launching) < 2:
         return Processes(len(all_numbers), len(launching), of_pid)
     # By labels, if each process has its own label and each event of a device has one of these.
@@ -96,6 +107,41 @@ def number_processes(
         callers[number].add(process)
     owners = _own_by_numbers(path, len(launching), callers, of_device)
     return Processes(len(all_numbers), len(launching), of_pid, owners)
+
+
+def refuse_shared_threads(path: Path, pids: Sequence[str], steps: HostEvents, operations: HostEvents) -> None:
+    """Raise TraceError if operators of several processes seem to run on one thread, as their numbers are equal.
+
+    An operator on a thread ends before the one that called it. If the thread is in one step twice at the same time as
+    well, durations that are too long are not the reason::
+
+        step 5         |---------------|
+        step 5            |---------------|
+        operators       aaaaaa bbbb
+        of the other       aaaaaa bbbb
+
+    Args:
+        path: The trace, for errors.
+        pids: The distinct values of ``pid``; the index of a ``pid`` is its code in the tables.
+        steps: The ranges of steps whose names are unique in a process.
+        operations: The operators.
+    """
+    steps = select(steps, np.lexsort((steps.start_ns, steps.name, steps.tid, steps.pid)))
+    is_again = (np.diff(steps.pid) == 0) & (np.diff(steps.tid) == 0) & (np.diff(steps.name) == 0)
+    is_again &= steps.start_ns[1:] < steps.end_ns[:-1]
+    twice = select(steps, np.flatnonzero(is_again))
+    for pid, tid in sorted(set(zip(twice.pid.tolist(), twice.tid.tolist(), strict=True))):
+        own = select(operations, (operations.pid == pid) & (operations.tid == tid))
+        own = select(own, np.lexsort((-own.end_ns, own.start_ns)))
+        until_ns = np.maximum.accumulate(own.end_ns)[:-1]
+        crosses = (own.start_ns[1:] < until_ns - _ROUNDING_NS) & (own.end_ns[1:] > until_ns + _ROUNDING_NS)
+        if np.count_nonzero(crosses) >= _LEAST_IN_TURNS:
+            raise _error_of_one_pid(path, pids[pid])
+
+
+def _error_of_one_pid(path: Path, pid: str) -> TraceError:
+    reason = f"put together from the traces of several processes with one pid, {pid}"
+    return TraceError(path, f"{reason}: nothing tells which launched what", "give the trace of each rank")
 
 
 def refuse_shared_pids(path: Path, pids: Sequence[str], launches: CallEvents) -> None:
@@ -126,8 +172,7 @@ def refuse_shared_pids(path: Path, pids: Sequence[str], launches: CallEvents) ->
         rows = again[(launches.pid[again] == code) & (times[again] == round_)]
         in_turns = launches.start_ns[rows] < launches.start_ns[rows - 1].max()
         if np.count_nonzero(in_turns) >= _LEAST_IN_TURNS:
-            reason = f"put together from the traces of several processes with one pid, {pids[code]}"
-            raise TraceError(path, f"{reason}: nothing tells which launched what", "give the trace of each rank")
+            raise _error_of_one_pid(path, pids[code])
 
 
 def _own_by_numbers(
@@ -156,10 +201,14 @@ def _own_by_numbers(
             return next(iter(found))
         if of_same_device:
             return of_same_device.most_common(1)[0][0]
-        reason = f"put together from the traces of {count} processes, and nothing tells which launched what"
-        raise TraceError(path, reason, "give the trace of each rank")
+        raise _error_of_several(path, count)
 
     return [np.array([*map(owner, numbers, devices)], np.int64) for numbers, devices in tables]
+
+
+def _error_of_several(path: Path, count: int) -> TraceError:
+    reason = f"put together from the traces of {count} processes, and nothing tells which launched what"
+    return TraceError(path, reason, "give the trace of each rank")
 
 
 def _label(pid: str) -> str:

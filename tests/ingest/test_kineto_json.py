@@ -90,6 +90,40 @@ def test_ranks_with_one_pid_in_a_file_are_refused(tmp_path: Path) -> None:
         load_trace(write(tmp_path / "x.json", events))
 
 
+@pytest.mark.parametrize(
+    ("pid", "late", "lasts", "told"),
+    [
+        (99, None, 20, None),
+        (99, 7, 20, "several processes with one pid, 99"),
+        (98, 7, 20, "of 2 processes"),
+        (98, 900, 20, "of 2 processes"),
+        (99, None, 2000, None),
+    ],
+    ids=["one rank", "one pid", "two pids", "two pids, one after another", "in a wrong unit"],
+)
+def test_ranks_on_cpus_in_one_file_are_refused(
+    pid: int, late: int | None, lasts: int, told: str | None, tmp_path: Path
+) -> None:
+    """They were taken for one: compute of each rank hid 70 % of the communication of both.
+
+    us       0           100
+    rank 0   aa.bb.cc.dd
+    rank 1     aa.bb.cc.dd
+    """
+    events = []
+    for shift, of in [(0, 99)] + [(late, pid)] * (late is not None):
+        rank = [event("user_annotation", "ProfilerStep#3", str(10 + shift), "100", tid=2)]
+        rank += [event("cpu_op", "aten::mm", str(10 + shift + 25 * at), str(lasts), tid=2) for at in range(4)]
+        rank.append(event("user_annotation", "gloo:all_reduce", str(60 + shift), "30", tid=5))
+        events += [text.replace('"pid": 99', f'"pid": {of}') for text in rank]
+    path = write(tmp_path / "x.json", events)
+    if told is None:
+        assert len(load_trace(path).operators) == 4
+    else:
+        with pytest.raises(TraceError, match=f"put together from the traces .*{told}"):
+            load_trace(path)
+
+
 def test_a_process_that_numbers_its_calls_anew_is_one(tmp_path: Path) -> None:
     """As of three windows in one file; the driver's calls within those of the runtime have their numbers."""
     rounds = [(number, 1000 * again + 20 * number) for again in range(3) for number in range(1, 7 - 2 * (again == 1))]
