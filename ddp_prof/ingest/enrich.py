@@ -108,14 +108,21 @@ def report_losses(profiler: str, texts: Iterable[str]) -> Iterator[str]:
 
 
 def doubt_ranks(trace: Trace) -> Trace:
-    """Return the trace; if one of its ranks is not below its world size, without the world size and with a warning.
+    """Return the trace; without its world size, and with a warning, if a rank or a group of ranks is beyond that.
 
-    One of the two must be wrong then.
+    A job may consist of several that each count their own ranks, and reduce gradients with each other as well.
     """
     beyond = sorted(rank for rank in trace.ranks.values() if trace.world_size and rank >= trace.world_size)
-    if not beyond:
+    sizes = trace.collective_metadata.group_size
+    largest = int(sizes[sizes < MOST_RANKS].max(initial=0))
+    if beyond:
+        wrong = "one of the two is wrong"
+        warning = f"rank {beyond[0]} of a job of {trace.world_size} ranks: {wrong}, so the size is not used"
+    elif trace.world_size and largest > trace.world_size:
+        job = f"its job is said to have {count_noun(trace.world_size, 'rank')}"
+        warning = f"collectives of {largest} ranks, but {job}: that number is not used"
+    else:
         return trace
-    warning = f"rank {beyond[0]} of a job of {trace.world_size} ranks: one of the two is wrong, so the size is not used"
     return replace(trace, world_size=None, warnings=(*trace.warnings, Doubt(warning)))
 
 

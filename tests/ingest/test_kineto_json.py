@@ -606,6 +606,21 @@ def test_a_rank_beyond_the_size_of_the_job_is_doubted(tmp_path: Path) -> None:
     assert isinstance(warning, Doubt)
 
 
+@pytest.mark.parametrize(
+    ("world", "size", "known"), [(1, 4, None), (4, 4, 4), (8, 4, 8), (2, 1 << 40, 2), (0, 4, None)]
+)
+def test_a_job_smaller_than_a_group_of_its_ranks_is_doubted(
+    world: int, size: int, known: int | None, tmp_path: Path
+) -> None:
+    """As of replicas that are jobs of their own: 'the only rank of its job sends nothing to another one'."""
+    about = {"Collective name": "allreduce", "Group size": size}
+    kernel = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "20", "9", tid=20, stream=20, **about)
+    trace = load_trace(write(tmp_path / "x.json", [kernel], distributedInfo={"rank": 0, "world_size": world}))
+    assert trace.world_size == known
+    told = f"collectives of 4 ranks, but its job is said to have {world} rank: that number is not used"
+    assert [warning for warning in trace.warnings if "its job" in warning] == ([told] if world == 1 else [])
+
+
 def test_an_operator_with_our_prefix_is_a_range(tmp_path: Path) -> None:
     events = [
         event("cpu_op", "ddp_prof|step|index=3", "0", "100"),
