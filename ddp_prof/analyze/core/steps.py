@@ -139,8 +139,6 @@ STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == ST
 
 
 _NAMED_RANGES = 8
-_MUCH = 10
-"""A range lies for much of its length in another one if it does for more than one part in this."""
 _STEP_NUMBER = re.compile(r"\d{1,18}$")
 
 
@@ -366,7 +364,7 @@ def _select_steps(
 
 
 def _are_numbered_again(spans: Spans, rows: Ints, number_of: Mapping[int, int]) -> Mask:
-    """Return which ranges lie for much of their length in one that began before, and have no larger number than it.
+    """Return which ranges lie for most of their length in one that began before, and have no larger number than it.
 
     Steps of one program follow each other, so a later one has a larger number, unless an epoch begins anew::
 
@@ -384,7 +382,7 @@ def _are_numbered_again(spans: Spans, rows: Ints, number_of: Mapping[int, int]) 
         start_ns, end_ns = int(spans.start_ns[row]), int(spans.end_ns[row])
         number = number_of[int(spans.name_id[row])]
         in_former_ns = min(until_ns, end_ns) - start_ns
-        is_again[place] = UNKNOWN < number <= last and in_former_ns * _MUCH > end_ns - start_ns
+        is_again[place] = UNKNOWN < number <= last and 2 * in_former_ns > end_ns - start_ns
         if not is_again[place]:
             until_ns, last = end_ns, number
     return is_again

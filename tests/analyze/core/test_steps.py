@@ -306,9 +306,10 @@ class TestRangesThatOverlap:
         assert steps.end_ns.tolist() == [20, 40, 60]
         assert note == "3 ranges that could be steps left out: another range marks the same step"
 
-    def test_where_numbers_begin_anew_each_step_counts(self) -> None:
-        """Of two epochs, of which the profiler lets each step run on a little."""
-        ranges = [(f"step {at % 2}", "." * 20 * at + "#" * 21) for at in range(4)]
+    @pytest.mark.parametrize("length", [21, 28])
+    def test_where_numbers_begin_anew_each_step_counts(self, length: int) -> None:
+        """Of two epochs, of which each step runs on a little, or begins before the one before it has ended."""
+        ranges = [(f"step {at % 2}", "." * 20 * at + "#" * length) for at in range(4)]
         steps, (note,) = find_steps_and_notes(draw_trace(ranges=ranges), PID)
         assert steps.number.tolist() == [0, 1, 0, 1]
         assert note == "ranges of steps that end after the next step begins: 3; each is taken to end there"
