@@ -284,7 +284,7 @@ def captures_a_graph() -> Capture:
     calls    cudaStreamBeginCapture  cudaMemcpyAsync  cudaStreamEndCapture
     """
     calls = ("cudaStreamBeginCapture_v10000", "cudaMemcpyAsync_v3020", "cudaStreamEndCapture_v10000")
-    begin = (10 + STEP * 2 + 20) * US
+    begin = (10 + STEP * 2 + 15) * US
     captured = [
         Kernel("", 0, 0, begin + at * 5 * US, MAIN, call=call, number=500 + at, is_lost=True)
         for at, call in enumerate(calls)
