@@ -92,9 +92,13 @@ def load_log(file: Path) -> MonitorLog:
     """
     if file.is_dir():
         raise TraceError(file, "a folder", _WAY_OUT)
-    lines = read_at_most(file, MOST_BYTES, "the log of a monitor", _WAY_OUT).decode("utf-8", "replace").splitlines()
+    try:
+        content = read_at_most(file, MOST_BYTES, "the log of a monitor", _WAY_OUT)
+    except OSError as error:
+        way_out = "check the path" if isinstance(error, FileNotFoundError) else _WAY_OUT
+        raise TraceError(file, error.strerror or str(error), way_out) from error
     records, unread = [], 0
-    for line in filter(str.strip, lines):
+    for line in filter(str.strip, content.decode("utf-8", "replace").splitlines()):
         record = _record_in(line)
         if record is None:
             unread += 1

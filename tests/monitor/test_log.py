@@ -50,8 +50,9 @@ def test_what_is_no_log_is_refused_in_one_line(content: str, tmp_path: Path) -> 
 
 
 def test_a_missing_log_is_one_line(tmp_path: Path) -> None:
-    done = run("monitor", tmp_path / "none.jsonl")
-    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    """It did not say what to do, as it does of a trace."""
+    done = run("monitor", missing := tmp_path / "none.jsonl")
+    assert (done.exit_code, done.stderr) == (1, f"Error: {missing}: No such file or directory: check the path\n")
 
 
 def test_of_a_folder_its_log_is_asked_for(tmp_path: Path) -> None:
