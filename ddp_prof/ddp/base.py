@@ -8,6 +8,7 @@
 
 Gradients are averaged over the ranks; ``finish_gradient_synchronization`` waits until they are. To skip a step, call
 ``zero_grad()`` or ``discard()`` on every rank instead: the next step does not contain the gradients of the skipped one.
+If a rank skips it because it failed before its backward, finish on every rank first: that rank then sends zeros.
 A gradient may be a view of a buffer that the next step overwrites: keep a copy, not the tensor.
 """
 

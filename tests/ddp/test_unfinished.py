@@ -98,6 +98,21 @@ def skipping(
     return weights(model)
 
 
+def failing(wrap: Wrap, model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Step 1 fails on one share before its backward: all finish, drop what the others brought, and go on."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for share in shares:
+            if (step, share) != (1, 1):
+                (trained.model(inputs(step, share)).square().mean() / len(shares)).backward()
+        trained.finish()
+        if step != 1:
+            optimizer.step()
+    return weights(model)
+
+
 def between(wrap: Wrap, model: nn.Module, shares: Sequence[int], set_to_none: bool, by_module: bool = False) -> Tensors:
     """Gradients are dropped between two backwards of one forward."""
     trained = wrap(model)
@@ -169,6 +184,7 @@ LOOPS = {
     "skipped, not all reached, zeroed": Loop(Experts, partial(skipping, drop="zero", reached=1)),
     "skipped, each reached another": Loop(Experts, partial(skipping, drop="none", apart=True)),
     "skipped, each reached another, zeroed": Loop(Experts, partial(skipping, drop="zero", apart=True)),
+    "failed on a share, finished by all": Loop(Experts, failing),
     "between": Loop(mlp, partial(between, set_to_none=True)),
     "between, zeroed": Loop(mlp, partial(between, set_to_none=False)),
     "between, by the module": Loop(mlp, partial(between, set_to_none=True, by_module=True)),
@@ -178,8 +194,8 @@ LOOPS = {
     "auxiliary first": Loop(Experts, both),
 }
 IMPOSSIBLE = {
-    # The second backward of a step torch's DDP does not reduce, or refuses.
-    "torch": ("between", "partly", "auxiliary"),
+    # The second backward of a step torch's DDP does not reduce, or refuses; within backward it waits for all ranks.
+    "torch": ("between", "partly", "auxiliary", "failed"),
     # Optimizers step on parts of buckets, not on parts of the model.
     "sharded": ("partly",),
 }
