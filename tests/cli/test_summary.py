@@ -184,10 +184,18 @@ def test_who_waits_for_a_collective_decides_what_hiding_it_gains(
 
 
 @pytest.mark.parametrize(
-    ("waiting_steps", "counted", "is_usual"), [((), 0, False), ((3,), 1, False), ((1, 2, 3), 3, True)]
+    ("outside", "waiting_steps", "counted", "is_usual"),
+    [
+        (0, (), 0, False),
+        (0, (3,), 1, False),
+        (0, (1, 2), 2, False),
+        (0, (1, 2, 3), 3, True),
+        (1, (2, 3), 2, True),  # in two of four steps, and an all-reduce before these
+        (1, (0, 2), 2, False),  # once before them
+    ],
 )
 def test_a_host_that_waits_now_and_then_or_when_the_recording_ends_delays_no_typical_step(
-    tmp_path: Path, waiting_steps: tuple[int, ...], counted: int, is_usual: bool
+    tmp_path: Path, outside: int, waiting_steps: tuple[int, ...], counted: int, is_usual: bool
 ) -> None:
     """In each step, a copy waits 10 us for the all-reduce; in some the host waits for it, too, and when all is done.
 
@@ -197,6 +205,7 @@ def test_a_host_that_waits_now_and_then_or_when_the_recording_ends_delays_no_typ
     host       ........wwwwwwwwwwwwwwwwww                    the last of these waits is followed by no launch
     """
     capture = bucket_steps(20, 20, 20, 20, 20)
+    del capture.ranges[:outside]
     for step in (*waiting_steps, 4):
         at = step * 40 * US
         capture.syncs.append(Sync("cudaStreamSynchronize_v3020", at + 900, 10 * step + 10, 20, lasts=26 * US))

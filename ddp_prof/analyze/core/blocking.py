@@ -307,7 +307,8 @@ def device_blocking(
     waits_for = np.isin(awaited, collectives)
     last_launch_ns = take_or_unknown(trace.calls.start_ns, trace.launching_calls[is_mine], NO_TIME).max(initial=NO_TIME)
     delaying = awaited[waits_for & (host_calls.end_ns[host_calls.waited] <= last_launch_ns)]
-    waiting_steps, all_steps = (len(distinct(events.step[rows])) for rows in (delaying, collectives))
+    in_steps = (events.step[rows] for rows in (delaying, collectives))
+    waiting_steps, all_steps = (len(distinct(step[step != UNKNOWN])) for step in in_steps)
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
     tells_needs = waits.any() and (len(found.consumers) or waits_for.any())
     in_graphs = _of_graphs_that_compute(trace, found.unneeded)
