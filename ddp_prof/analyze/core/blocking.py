@@ -301,21 +301,16 @@ def device_blocking(
     # Waits of which it is not known what they waited for, if they may concern the measured steps.
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
     is_doubtful &= _can_matter(trace, dependencies, is_mine, row_of != UNKNOWN)
-    # The collectives of `events` that the host waited for. What nothing follows delays no launch, such as the
-    # synchronization with which a recording ends.
-    awaited = row_of[host_calls.work[host_calls.latest[host_calls.waited]]]
-    waits_for = np.isin(awaited, collectives)
-    last_launch_ns = take_or_unknown(trace.calls.start_ns, trace.launching_calls[is_mine], NO_TIME).max(initial=NO_TIME)
-    delaying = awaited[waits_for & (host_calls.end_ns[host_calls.waited] <= last_launch_ns)]
+    awaited, delaying = _awaited_by_host(trace, host_calls, is_mine, row_of, collectives)
     in_steps = (events.step[rows] for rows in (delaying, collectives))
     waiting_steps, all_steps = (len(distinct(step[step != UNKNOWN])) for step in in_steps)
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
-    tells_needs = waits.any() and (len(found.consumers) or waits_for.any())
+    tells_needs = waits.any() and (len(found.consumers) or len(awaited))
     in_graphs = _of_graphs_that_compute(trace, found.unneeded)
     elsewhere = _needed_elsewhere(dependencies, is_mine, found.unneeded)
     unknown = np.concatenate([found.unknown, elsewhere, in_graphs if tells_needs else found.unneeded])
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
-    needed = np.concatenate([row_of[found.consumers.collective], awaited[waits_for]])
+    needed = np.concatenate([row_of[found.consumers.collective], awaited])
     lacking = _without_waits(trace, dependencies, events, collectives, steps, needed[needed != UNKNOWN])
 
     is_known = np.ones(len(events), np.bool_)
@@ -363,6 +358,21 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _awaited_by_host(
+    trace: Trace, host_calls: HostCalls, is_mine: Mask, row_of: Ints, collectives: Ints
+) -> tuple[Ints, Ints]:
+    """Return the collectives that the host waited for, and those of them of which the wait delayed a launch.
+
+    What nothing follows delays no launch, such as the synchronization with which a recording ends.
+
+    - ``row_of``: The row of events of each activity; ``collectives`` and the results are such rows.
+    """
+    awaited = row_of[host_calls.work[host_calls.latest[host_calls.waited]]]
+    waits_for = np.isin(awaited, collectives)
+    last_launch_ns = take_or_unknown(trace.calls.start_ns, trace.launching_calls[is_mine], NO_TIME).max(initial=NO_TIME)
+    return awaited[waits_for], awaited[waits_for & (host_calls.end_ns[host_calls.waited] <= last_launch_ns)]
 
 
 def _without_waits(
