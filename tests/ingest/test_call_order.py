@@ -386,6 +386,23 @@ def test_a_process_without_waits_is_left_alone_beside_one_that_waits() -> None:
     are_alike_beside_each_other(waits, records)
 
 
+def test_waits_are_in_a_row_though_another_process_launches_between_them() -> None:
+    """Two communicators are known if all are waited for at once: a launch of another process parts no waits."""
+    waits, launches = Job(), Job()
+    waits.compute()
+    one = waits.collective(9)
+    waits.compute()
+    two = waits.collective(4, on=OTHER_COMM)
+    waits.wait(COMPUTE, two)
+    waits.compute(stream=SIDE)
+    waits.wait(COMPUTE, one)
+    waits.compute()
+    for _ in range(waits.device.calls):
+        launches.compute()
+    launches.collective(3)
+    are_alike_beside_each_other(waits, launches)
+
+
 @examples(200)
 @given(jobs(), jobs())
 def test_what_a_stream_waited_for_does_not_depend_on_another_process(job: Job, other: Job) -> None:

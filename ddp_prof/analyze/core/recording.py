@@ -80,7 +80,7 @@ class Recording:
             :func:`_precede_other_work`.
         precedes_collectives: For each of these steps, whether at least half as many collectives as in a step were
             among that work: then it seems to be a step whose range was lost.
-        step_lost: Number of these without an activity; 0 if activities lack the numbers of launches in all steps.
+        step_lost: Number of a step's launches without an activity; 0 if activities lack their numbers in all steps.
         step_collectives: Number of activities that communicate and were launched in each step.
         step_lost_copies: Number of calls for copies or memory sets in each step without an activity; 0 if none has one.
         are_copies_local: Whether the copies that these calls asked for communicate with nobody.

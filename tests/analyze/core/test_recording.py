@@ -286,6 +286,18 @@ def test_a_launch_is_not_said_to_be_lost_where_a_kernel_lacks_its_number() -> No
     assert steps_of(launching(replace(trace, activities=unnumbered, launching_calls=None))) == [0, 1, 2]
 
 
+def test_nor_beside_a_step_that_launches_nothing() -> None:
+    """Such a step lacks no number, which tells nothing about the others."""
+    trace = draw_trace(
+        ranges=THREE_STEPS | {"step 3": "." * 24 + "########"},
+        launches={"main": "aN......bM......cO.............."},
+        streams={7: ".aa.....bb......cc..............", 9: "..NN......MM......OO............"},
+    )
+    numbers = trace.activities.correlation
+    lacking = replace(trace.activities, correlation=np.where(np.isin(numbers, [*map(ord, "abc")]), UNKNOWN, numbers))
+    assert steps_of(launching(replace(trace, activities=lacking, launching_calls=None))) == [0, 1, 2]
+
+
 def test_a_step_whose_kernels_alone_lack_the_numbers_of_their_launches_does_not_count() -> None:
     """It was said to be the one of three steps that does not communicate."""
     trace = draw_trace(
