@@ -123,7 +123,9 @@ def _last_at_collectives(skew: RunSkew) -> str:
     if not most:
         return "no rank is late by more than the clocks' residual."
     if len(latest) > 1:
-        return f"{len(latest)} ranks arrive last most often, each at {most} of {latest[0].matched} collectives."
+        matched = {rank.matched for rank in latest}  # ranks of subgroups may take part in fewer
+        where = f"{most} of {matched.pop()} collectives" if len(matched) == 1 else count_noun(most, "collective")
+        return f"{len(latest)} ranks arrive last most often, each at {where}."
     (last,) = latest
     where = f"at {most} of {last.matched} collectives" if last.matched > 1 else "at the only collective"
     return f"{last.name} arrives last {where}, {_lateness_text(last, most)}."

@@ -16,7 +16,7 @@ from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category
 from tests.ingest.test_nsys_raw_report import report, stand_in  # noqa: F401
-from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from tests.nsys_factory import US, Capture, Kernel, Range, write_capture
 
 MAIN, AUTOGRAD = 100, 131
 
@@ -101,3 +101,19 @@ def test_one_number_for_processes_of_two_machines_is_refused(tmp_path: Path, oth
         database.commit()
     with pytest.raises(TraceError, match="several machines") if refused else nullcontext():
         load_trace(path)
+
+
+@pytest.mark.parametrize(("others", "ends_us"), [(2, 60), (3, 20)])
+def test_only_a_kernel_that_is_longer_than_three_others_of_its_name_ends_as_the_next_one_begins(
+    others: int, ends_us: int, tmp_path: Path
+) -> None:
+    """Two may be short by chance.
+
+    us         0         10        20        30
+    stream 7   .bbbbbbbb....fffff                             fffff begins while the first bbb... seems to run, until 60
+    """
+    alike = [Kernel("bwd", at * US, (at + 8) * US, (at - 1) * US, MAIN) for at in range(100, 100 + 20 * others, 20)]
+    first, after = Kernel("bwd", US, 60 * US, 0, MAIN), Kernel("fwd", 20 * US, 25 * US, 2 * US, MAIN)
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels=[first, after, *alike])), ReadOptions())
+    assert int(trace.activities.end_ns[0]) == ends_us * US
+    assert len(trace.overlong) == (others > 2)

@@ -391,10 +391,14 @@ def test_without_steps_nobody_is_called_late_who_is_not() -> None:
     for drawn in (together, tie):
         launches = {"main": "A...B"}
         ranks = [draw_trace(launches=launches, streams={9: one}, ranks={PID: at}) for at, one in enumerate(drawn)]
-        said.append(skew_headline(measure_skew(run_of(*ranks))).text)
+        skew = measure_skew(run_of(*ranks))
+        said.append(skew_headline(skew).text)
+    first, second = skew.ranks
+    said.append(skew_headline(replace(skew, ranks=(replace(first, matched=3), second))).text)
     assert said == [
         "The trace marks no whole step; no rank is late by more than the clocks' residual.",
         "The trace marks no whole step; 2 ranks arrive last most often, each at 1 of 2 collectives.",
+        "The trace marks no whole step; 2 ranks arrive last most often, each at 1 collective.",
     ]
 
 
