@@ -170,6 +170,7 @@ class Diagnostics:
         """Return a line for each reason why figures may be wrong, uncertain or not representative."""
         caveats = self.all_caveats
         sharing = {} if Caveat.SHARED_GPU in caveats else _find_sharing(self.windows)
+        repeated = f"{count_noun(self.repeated, 'duplicate collective')}: counted twice, timed once"
         return (
             *(Doubt(caveat.value) if caveat is Caveat.SHARED_GPU else caveat.value for caveat in caveats),
             *self.about_trace,
@@ -181,7 +182,9 @@ class Diagnostics:
                 )
                 for (_, device), processes in sharing.items()
             ),
-            *_warn_about_launches(self),
+            *_warn_about_lost_activities(self),
+            *_warn_about_attribution(self),
+            *((Doubt(repeated),) if self.repeated else ()),
             *self.overhead_warnings,
             *_warn_about_compute(self),
         )
@@ -446,8 +449,8 @@ def _silent_processes(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[tup
             yield process, named
 
 
-def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
-    """Yield a line for each reason why activities are missing, or cannot be assigned to steps and phases."""
+def _warn_about_lost_activities(counted: Diagnostics) -> Iterator[str]:
+    """Yield a line for each reason why activities are missing."""
     if counted.graphs:
         them = by_number(
             counted.graphs, "1 launch: the kernels in it", f"{counted.graphs:,} launches: the kernels in them"
@@ -476,6 +479,10 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
                 f"{by_number(lost, 'lies in no step and has', 'lie in no step and have')} no activity, which "
                 "the profiler lost: figures are of what was recorded"
             )
+
+
+def _warn_about_attribution(counted: Diagnostics) -> Iterator[str]:
+    """Yield a line for each reason why activities belong to no step or phase, or may belong to a wrong one."""
     if counted.activities and not counted.calls:
         yield (
             "no CUDA API calls: nothing can be attributed to steps or phases; record with nsys' --trace=cuda,nvtx, or "
@@ -522,8 +529,6 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
                 "last: their steps and phases may be wrong",
             )
         )
-    if counted.repeated:
-        yield Doubt(f"{count_noun(counted.repeated, 'duplicate collective')}: counted twice, timed once")
 
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
