@@ -184,11 +184,7 @@ def _build(
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
     _name_copies(activities, copies[COPY_KIND], names)
     within_device, within_one = _mark_copies(activities, copies)
-    call_details = None  # names without the version that CUDA adds, and ends
-    if options.with_launches:
-        name_id = names.intern_ids(calls[CALL_NAME], strings, partial(_CALL_VERSION.sub, ""))
-        name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
-        call_details = CallDetails(_ends(calls["start"], calls["end"]), name_id)
+    call_details = _call_details(calls, strings, names) if options.with_launches else None
     waits = synchronizations.result()
     facts = _read_facts(file, activities, strings)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
@@ -548,6 +544,12 @@ def _call_columns(file: ExportTables) -> tuple[dict[str, Ints], int]:
     if not again.any():
         return columns, 0
     return {name: column[~again] for name, column in columns.items()}, int(again.sum())
+
+
+def _call_details(calls: Mapping[str, Ints], strings: Mapping[int, str], names: NameTable) -> CallDetails:
+    """Return the ends of calls, and their names without the version that CUDA adds; these are added to ``names``."""
+    name_id = names.intern_ids(calls[CALL_NAME], strings, partial(_CALL_VERSION.sub, ""))
+    return CallDetails(_ends(calls["start"], calls["end"]), names.fill_unknown(name_id, enrich.UNNAMED_CALL))
 
 
 def ids_of_calls(strings: Mapping[int, str]) -> dict[enrich.CallKind, list[int]]:
