@@ -452,17 +452,6 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     start_ns, length_ns = _windows(rank)
     end_ns = start_ns + length_ns
     bare_ns = length_ns - busy.covered_ns(start_ns, end_ns)
-    # ``named``: the time of each step on the host that phases, inferred backward or communication cover.
-    named = np.zeros(len(rank.steps), np.int64)
-    # Where the clocks disagree, a range of the host says nothing about times of the device.
-    if (
-        rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind and not rank.clocks_disagree
-    ):  # else forward would be outside, too
-        phases = concatenate(rank.phases, rank.inferred_backward)
-        covered = union(phases.start_ns, phases.end_ns) | _union_of(events, rank.is_backward)
-        covered |= rank.union_of(Category.COMMUNICATION)
-        named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
-    outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
     starved = measure_starvation(rank) if rank.blocking.coverage.reason else None
     overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
     windows = rank.breakdown
@@ -487,7 +476,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         serialized=serialized,
         could_begin=could_begin,
         graphs=int(np.count_nonzero(events.category == Category.OTHER)),
-        outside_ns=tuple(outside.tolist()),
+        outside_ns=tuple(_outside_phases_ns(rank)),
         between_ns=tuple(_between_steps_ns(rank)),
         starved_ns=() if starved is None else tuple(starved.tolist()),
         overhead_share=overhead_ns / max(1, int((windows_ns[1] - windows_ns[0]).sum())),
@@ -531,6 +520,22 @@ def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
     waits, step = waits_in_backward(rank)
     length_ns = (rank.host_calls.end_ns - rank.host_calls.start_ns)[waits]
     return np.bincount(step, minlength=len(rank.steps)), sum_by_group(length_ns, step, len(rank.steps))
+
+
+def _outside_phases_ns(rank: RankEvents) -> list[int]:
+    """Return ``RankFacts.outside_ns``: the host's time of each step that no phase and no communication covers.
+
+    Without ranges of forward, its time would be outside, too. Where the clocks disagree, a range of the host says
+    nothing about times of the device.
+    """
+    if not rank.has_steps or rank.clocks_disagree or PHASES.index(FORWARD) not in rank.phases.kind:
+        return []
+    phases = concatenate(rank.phases, rank.inferred_backward)
+    covered = union(phases.start_ns, phases.end_ns) | _union_of(rank.events, rank.is_backward)
+    covered |= rank.union_of(Category.COMMUNICATION)
+    covered_ns = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
+    outside: list[int] = (rank.steps.end_ns - rank.steps.start_ns - covered_ns).tolist()
+    return outside if covered_ns.any() else []
 
 
 def _between_steps_ns(rank: RankEvents) -> list[int]:
