@@ -306,6 +306,8 @@ def test_kernels_are_measured_in_eight_files_however_a_run_is_recognized(
     run.device_use()
     (note,) = (warning for warning in run.overlap().warnings if "kernels" in warning)
     assert note == "kernels and contention are measured in 8 of its traces only"
+    (without,) = load_runs(tmp_path, LoadOptions(one_run=of_one_run), measures=["overlap"])
+    assert not [warning for warning in without.overlap().warnings if "kernels" in warning]
 
 
 def test_a_ninth_file_that_is_a_run_of_its_own_has_its_kernels(tmp_path: Path) -> None:
