@@ -77,6 +77,32 @@ def test_a_step_of_which_a_part_was_lost_does_not_count(lost: str, note: str, la
     assert [text for text in result.warnings if "left out" in text] == [note] * bool(note)
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_collective_with_a_range_of_its_own_is_not_missed_among_the_events_of_gloo(
+    is_lost: bool, tmp_path: Path
+) -> None:
+    """Each micro-batch reduces its loss, the last one gradients, too: it was said to lack these, and left out."""
+    drawn = [
+        (category, name, 100 * step + start, length, tid)
+        for step in range(4)
+        for category, name, start, length, tid in (
+            ("user_annotation", f"step|index={step}", 0, 100, 1),
+            ("cpu_op", "aten::mm", 10, 10, 1),
+            *[
+                ("user_annotation", "all_reduce|bucket=0|bytes=8|params=1", 22, 20, 1),
+                ("cpu_op", "c10d::allreduce_", 23, 1, 1),
+                ("user_annotation", "gloo:all_reduce", 25, 16, 2),
+            ]
+            * (step == 3),
+            ("cpu_op", "c10d::allreduce_", 52, 1, 1),
+            *[("user_annotation", "gloo:all_reduce", 60, 20, 2)] * (step != 1 or not is_lost),
+        )
+    ]
+    events = [event(kind, name, str(at), str(length), tid=tid) for kind, name, at, length, tid in drawn]
+    (run,) = dp.load_runs(write(tmp_path / "x.json", events))
+    assert [step.step for step in run.overlap().ranks[0].steps] == [0, *([] if is_lost else [1]), 2, 3]
+
+
 def test_what_gloo_does_beside_collectives_with_ranges_is_communication_too(tmp_path: Path) -> None:
     """As tensor parallelism's all-reduces beside FSDP2, whose gathers are marked, or hybrid FSDP2's own."""
     events = [

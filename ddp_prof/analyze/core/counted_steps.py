@@ -9,6 +9,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import are_gloo_events, find_operations, first_by_step, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import name_steps
+from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import BARRIER, OPERATIONS, POINT_TO_POINT
 from ddp_prof.notes import Doubt
 from ddp_prof.range_names import BACKWARD, FORWARD, PHASES, SYNCHRONIZE
@@ -132,14 +133,17 @@ _NEEDED = (FORWARD, BACKWARD, SYNCHRONIZE)
 def _lack_collectives(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank lack events of gloo: more than usual of those that torch's operators asked for.
 
-    A thread of gloo may begin one in a later step, so what was asked for is lacking if it is not made up for later::
+    What was asked for in a range of ddp_prof has that range, and its event of gloo does not count, either. A thread of
+    gloo may begin one in a later step, so what was asked for is lacking if it is not made up for later::
 
         asked for by then      1  2  3  4
         begun by then          1  1  1  3      one of step 1 is lost, that of step 2 begins in step 3
         lacking by then        0  1  1  1      the least of this and all later differences
     """
     ranges, calls, steps = rank.collective_ranges, rank.trace.collective_calls, rank.steps
-    is_gloo = are_gloo_events(rank.trace, ranges) & (ranges.end_ns > ranges.start_ns)
+    is_event = are_gloo_events(rank.trace, ranges)
+    is_gloo = is_event & (ranges.end_ns > ranges.start_ns)
+    calls = select(calls, ~union(ranges.start_ns[~is_event], ranges.end_ns[~is_event]).holds(calls.start_ns))
     if not is_gloo.any() or not len(calls):
         return np.zeros(len(steps), np.bool_)
     differs = np.zeros(len(steps), np.int64)
