@@ -220,3 +220,14 @@ def test_what_a_collective_gains_without_its_peers_counts_waiting_for_them(tmp_p
     (known,) = critical.median.collectives
     path = replace(critical.median, collectives=(replace(known, is_matched=True),))
     assert critical_headline(replace(critical, steps=(path,))).endswith(alone.replace(" and waited for no peer", ""))
+
+
+def test_of_how_many_collectives_the_gain_is_not_known_is_told(tmp_path: Path) -> None:
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", bucket_steps(12, 20, 30)))
+    critical = run.critical()
+    first, *others = critical.steps
+    unknown = replace(first, collectives=tuple(replace(one, gain_ns=None) for one in first.collectives))
+    said = [critical_view(run.analysis(), replace(critical, steps=(one, *others))).notes for one in (first, unknown)]
+    note = "what collectives would gain is not known: 1 of 3 on the paths is not found on the other ranks"
+    assert [note in notes for notes in said] == [False, True]
+    assert not any("would gain is not known" in text for text in said[0])
