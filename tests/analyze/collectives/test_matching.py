@@ -19,7 +19,7 @@ from ddp_prof.communication import OPERATIONS
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.runs.run import Run
-from ddp_prof.trace import Trace
+from ddp_prof.trace import UNKNOWN, Trace
 from tests.command_line import run as run_command
 from tests.drawing import PID, draw_trace
 from tests.ingest.test_kineto_json import event, write
@@ -402,6 +402,21 @@ def test_communicators_that_ranks_launch_in_another_order_are_told_apart_by_thei
     assert [wait.tolist() for wait in run.waits_ns] == [[0] * 4, [0] * 4]
     assert run.alignment.residual_p95_ns == 0
     assert not any("communicators" in warning for warning in run.warnings)
+
+
+def test_what_a_communicator_with_a_name_does_is_the_same_on_any_stream() -> None:
+    """R is of one that has a name; ranks launch it on either of the streams of the two others."""
+    ranks = [
+        find_timings(find_rank_events(drawn(rank, "MNR.........PQ", {9: long, 11: short}))[0])
+        for rank, (long, short) in enumerate(((".MMMMMMMMRR....PPPPPPPP", SHORT), (LONG, "...NNN...RR.....QQQ")))
+    ]
+    named = [np.where(rank.timings.start_ns == 18, 0, UNKNOWN) for rank in ranks]
+    first, second = (
+        replace(rank, groups=("world",), timings=replace(rank.timings, group=group))
+        for rank, group in zip(ranks, named, strict=True)
+    )
+    found = match_collectives([first, second])
+    assert (len(found), found.unmatched, found.by_stream) == (5, 0, True)
 
 
 def test_what_one_rank_alone_takes_part_in_spoils_the_pairs_of_its_own_kind_only() -> None:
