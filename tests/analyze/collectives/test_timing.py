@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ddp_prof.analyze.collectives.timing import carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import bus_factor
@@ -170,6 +171,20 @@ def test_what_forward_launches_waits_for_no_gradient() -> None:
     (only,) = collectives_of(trace)
     assert (only.phase, only.ready_ns, only.ready_source) == ("forward", None, None)
     assert {part.why for part in only.exposed_by} == {"late_input"}, "it was said to be launched late"
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_what_the_optimizer_launches_waits_for_no_gradient(is_named: bool) -> None:
+    """As the sum of squares of a norm. Where no range names the optimizer, it may be the gradients."""
+    optimizer = {"optimizer": "........######"} if is_named else {}
+    trace = draw_trace(
+        ranges={"step 0": "##############", "backward": "#####"} | optimizer,
+        launches={"main": "a........N...."},
+        streams={7: ".aaa..........", 9: "..........NNN."},
+    )
+    (only,) = collectives_of(trace)
+    assert (only.phase, only.blocking) == ("optimizer" if is_named else None, "after_backward")
+    assert (only.ready_ns, only.ready_source) == ((None, None) if is_named else (4, "kernel"))
 
 
 def test_gradients_are_reduced_after_backward_beside_the_activations_of_tensor_parallelism() -> None:
