@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.collectives.timing import carry_gradients, find_timings
+from ddp_prof.analyze.collectives.timing import PLACES, carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
@@ -185,6 +185,28 @@ def test_what_the_optimizer_launches_waits_for_no_gradient(is_named: bool) -> No
     (only,) = collectives_of(trace)
     assert (only.phase, only.blocking) == ("optimizer" if is_named else None, "after_backward")
     assert (only.ready_ns, only.ready_source) == ((None, None) if is_named else (4, "kernel"))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "launches", "compute", "reduces"),
+    [
+        ("...####.......", "a..u.....b....", ".aaauuu...bb..", True),
+        ("..........##..", "a..b......u...", ".aaabbb....u..", False),
+    ],
+)
+def test_only_what_follows_the_update_after_backward_reduces_no_gradients(
+    optimizer: str, launches: str, compute: str, reduces: bool
+) -> None:
+    """A hook in backward has stepped on some parameters, and N, after backward, reduces the gradients of others."""
+    trace = draw_trace(
+        ranges={"step 0": "################", "backward": "##########", "optimizer": optimizer},
+        launches={"pt_autograd_0": launches, "main": "............N..."},
+        streams={7: compute, 9: ".............NN."},
+    )
+    (rank,) = find_rank_events(trace)
+    found = find_timings(rank)
+    assert [PLACES[one] for one in found.timings.place.tolist()] == [None if reduces else "after_optimizer"]
+    assert carry_gradients(found).tolist() == [reduces]
 
 
 def test_gradients_are_reduced_after_backward_beside_the_activations_of_tensor_parallelism() -> None:
