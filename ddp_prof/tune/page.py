@@ -127,7 +127,7 @@ def draw_gains(tuning: Tuning) -> Chart:
         subtitle=f"share of today's step that it takes off, with its interval; open: cannot be told; band: {worth:g} %",
         **STILL, shapes=[band],
         xaxis=axis("faster by, %", fixedrange=True, zeroline=True, zerolinecolor=theme.LIGHT.quiet),
-        yaxis=rows_axis([_row_label(each) for each in verdicts]),
+        yaxis=rows_axis([run_label(each.tried.label) for each in verdicts]),
     )  # fmt: skip
 
 
@@ -143,10 +143,6 @@ def _gain_marks(gains: Sequence[tuple[int, Verdict, Gain]], worth: float) -> dic
         "hovertext": [shown_name(sentence_of(each, worth)) for _, each, _ in gains],
         "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip
-
-
-def _row_label(verdict: Verdict) -> str:
-    return run_label(verdict.tried.label)
 
 
 def draw_rounds(tuning: Tuning) -> Chart:
