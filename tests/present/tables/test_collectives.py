@@ -13,7 +13,7 @@ from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.cause_headlines import root_cause_headline
+from ddp_prof.present.cause_headlines import exposed_words, root_cause_headline
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.skew_headlines import skew_headline
@@ -61,6 +61,14 @@ def test_rows_sum_to_the_same(by: str, rows: int) -> None:
     assert len(found) == rows
     assert sum(row["exposed_ms"] for row in found) * 1e6 == pytest.approx(8)
     assert sum(row["when_tail_ms"] for row in found) * 1e6 == pytest.approx(4)
+
+
+def test_the_cause_of_a_row_is_the_transfer_alone_if_waiting_is_known() -> None:
+    collectives = measure_collectives(analysis_of(OURS)).collectives
+    one = next(each for each in collectives if each.exposed_by and each.exposed_wait_ns is None)
+    part = replace(one.exposed_by[0], when="tail", why="transfer")
+    said = [exposed_words(replace(one, exposed_by=(part,), exposed_wait_ns=wait_ns)) for wait_ns in (None, 0)]
+    assert said == ["tail, in transfer or waiting for a peer", "tail, in transfer"]
 
 
 def test_blocking_is_not_summed_over_the_collectives_alone_of_which_it_is_known(tmp_path: Path) -> None:
