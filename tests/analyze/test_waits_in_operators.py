@@ -81,12 +81,15 @@ def test_a_step_of_which_a_part_was_lost_does_not_count(lost: str, note: str, la
 def test_a_collective_with_a_range_of_its_own_is_not_missed_among_the_events_of_gloo(
     is_lost: bool, tmp_path: Path
 ) -> None:
-    """Each micro-batch reduces its loss, the last one gradients, too: it was said to lack these, and left out."""
+    """Each micro-batch reduces its loss, and the last one gradients; between two steps a validation reduces its own.
+
+    The steps with or before a collective whose event of gloo does not count were said to lack it, and left out.
+    """
     drawn = [
         (category, name, 100 * step + start, length, tid)
         for step in range(4)
         for category, name, start, length, tid in (
-            ("user_annotation", f"step|index={step}", 0, 100, 1),
+            ("user_annotation", f"step|index={step}", 0, 90, 1),
             ("cpu_op", "aten::mm", 10, 10, 1),
             *[
                 ("user_annotation", "all_reduce|bucket=0|bytes=8|params=1", 22, 20, 1),
@@ -96,6 +99,7 @@ def test_a_collective_with_a_range_of_its_own_is_not_missed_among_the_events_of_
             * (step == 3),
             ("cpu_op", "c10d::allreduce_", 52, 1, 1),
             *[("user_annotation", "gloo:all_reduce", 60, 20, 2)] * (step != 1 or not is_lost),
+            *[("cpu_op", "c10d::allreduce_", 91, 1, 1), ("user_annotation", "gloo:all_reduce", 92, 6, 2)] * (step == 0),
         )
     ]
     events = [event(kind, name, str(at), str(length), tid=tid) for kind, name, at, length, tid in drawn]

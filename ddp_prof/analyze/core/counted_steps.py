@@ -133,8 +133,7 @@ _NEEDED = (FORWARD, BACKWARD, SYNCHRONIZE)
 def _lack_collectives(rank: RankEvents) -> Mask:
     """Return which steps of a CPU rank lack events of gloo: more than usual of those that torch's operators asked for.
 
-    What was asked for in a range of ddp_prof has that range, and its event of gloo does not count, either. A thread of
-    gloo may begin one in a later step, so what was asked for is lacking if it is not made up for later::
+    A thread of gloo may begin one in a later step, so what was asked for is lacking if it is not made up for later::
 
         asked for by then      1  2  3  4
         begun by then          1  1  1  3      one of step 1 is lost, that of step 2 begins in step 3
@@ -143,7 +142,11 @@ def _lack_collectives(rank: RankEvents) -> Mask:
     ranges, calls, steps = rank.collective_ranges, rank.trace.collective_calls, rank.steps
     is_event = are_gloo_events(rank.trace, ranges)
     is_gloo = is_event & (ranges.end_ns > ranges.start_ns)
-    calls = select(calls, ~union(ranges.start_ns[~is_event], ranges.end_ns[~is_event]).holds(calls.start_ns))
+    if not is_event.all():
+        # Beside ranges of ddp_prof, events of gloo count neither within these nor outside of steps.
+        marked = union(ranges.start_ns[~is_event], ranges.end_ns[~is_event])
+        counts = (steps.index_at(calls.start_ns) != UNKNOWN) & ~marked.holds(calls.start_ns)
+        calls = select(calls, counts)
     if not is_gloo.any() or not len(calls):
         return np.zeros(len(steps), np.bool_)
     differs = np.zeros(len(steps), np.int64)
