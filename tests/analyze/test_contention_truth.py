@@ -119,6 +119,9 @@ def test_parts_sum_and_gains_are_those_of_the_device(seed: int) -> None:
 @pytest.mark.slow
 @examples(60, nightly=300, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
+@example(
+    4194305
+)  # of two kinds of kernels one is slowed, and all-reduces begin with one of these: a gain of 0 was told
 def test_the_gain_without_a_single_queue_is_that_of_a_device_with_several(seed: int) -> None:
     outcome = Outcome(draw_queued_program(seed))
     for finding in outcome.findings:

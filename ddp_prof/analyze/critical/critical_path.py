@@ -32,6 +32,7 @@ from ddp_prof.analyze.core.recording import LOST_CALLS
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS, Work
 from ddp_prof.analyze.critical.hardware_queue import find_held_ns
 from ddp_prof.analyze.critical.replay import (
+    NOTHING,
     Ends,
     Recorded,
     Replay,
@@ -161,11 +162,12 @@ class RankWork:
             found[COMMON_QUEUE] = Without(held_ns=held_ns)
         return found
 
-    def replay_without(self, what: str) -> Replay | None:
-        """Return the replay without ``what``: a key of :attr:`left_out`, else nothing is left out."""
-        if self.recorded is None or what not in self.left_out:
-            return self.replay
-        return find_replay(self.recorded, self.left_out[what])
+    def replay_without(self, what: str, slowed: Mapping[str, float] | None) -> Replay | None:
+        """Return the replay without ``what``: a key of :attr:`left_out`, else nothing is left out.
+
+        ``slowed``: see :func:`.find_replay`.
+        """
+        return find_replay(self.recorded, self.left_out.get(what, NOTHING), slowed) if self.recorded else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from ddp_prof.analyze.kernels.kernel_times import KINDS, OTHER, kind_of_compute
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
+    Floats,
     Ints,
     Mask,
     Table,
@@ -91,11 +92,11 @@ class Recorded:
 
     @cached_property
     def computed(self) -> Computed:
-        """How long each operation computes, how much of that beside communication, and its kind."""
+        """How long each operation computes, and how much of that beside communication."""
         work = self.work
         compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
         beside_ns = self.communication.covered_ns(work.start_ns, work.start_ns + compute_ns)
-        return Computed(compute_ns, beside_ns, self.kind)
+        return Computed(compute_ns, beside_ns)
 
 
 def record(rank: RankEvents, ends: Ends) -> Recorded:
@@ -145,10 +146,8 @@ class Links(Table):
         length_ns: The length of the link.
         is_duration: 1 if the length is the duration of a collective, else 0.
         compute_ns: How much of the length is compute, which communication may slow. Kinds of kernels that it slows more
-            than others count more. 0 until :func:`weigh` counts it.
+            than others count more.
         beside_ns: How much of ``compute_ns`` ran at the same time as communication.
-        first_row, end_row: ``compute_ns`` is the compute of the rows of :class:`Work` from ``first_row`` up to, but
-            without, ``end_row``.
         rank: Index of the rank of ``head`` among the ranks that were joined.
     """
 
@@ -158,18 +157,15 @@ class Links(Table):
     is_duration: Ints
     compute_ns: Ints
     beside_ns: Ints
-    first_row: Ints
-    end_row: Ints
     rank: Ints
 
 
 @dataclass(frozen=True)
 class Computed(Table):
-    """The compute of each row of :class:`Work`, how much of it ran beside communication, and its kind (``KINDS``)."""
+    """The compute of each row of :class:`Work`, and how much of it ran beside communication."""
 
     compute_ns: Ints
     beside_ns: Ints
-    kind: Ints
 
 
 @dataclass(frozen=True)
@@ -228,12 +224,16 @@ class Without:
 NOTHING = Without()
 
 
-def find_replay(recorded: Recorded, without: Without = NOTHING) -> Replay | None:
-    """Return the times of a device and the links between them, whose compute :func:`weigh` counts.
+def find_replay(
+    recorded: Recorded, without: Without = NOTHING, slowed: Mapping[str, float] | None = None
+) -> Replay | None:
+    """Return the times of a device and the links between them.
 
     Args:
         recorded: What the trace holds of the rank.
         without: What is left out.
+        slowed: How much more than the average, as a factor, communication slows each kind of kernels; 1 for kinds
+            without a factor. ``None`` if it slows nothing.
 
     Returns:
         The replay; ``None`` if a link contradicts the order of the calls.
@@ -246,18 +246,13 @@ def find_replay(recorded: Recorded, without: Without = NOTHING) -> Replay | None
     launch_ns = np.where(work.bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
-    # Only operations to which something refers are kept, with a time each.
-    is_kept = is_collective.copy()
+    # Only operations to which something refers are kept, with a time each, and those behind which the weight changes.
+    weight = _weigh(recorded, slowed or {})
+    is_kept = is_collective | (False if slowed is None else _change_weight(recorded, weight))
     is_kept[np.concatenate([producer, consumer, syncs.awaited, ends.row])] = True
     times, end_of, begin_of, sync_of = _order_times(work, place, is_kept, syncs)
     kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
-    # ``ends`` refers to times now. A step that ends as a collective begins ends with the arrival of the collective.
-    at_arrival = is_collective[ends.row] & (ends.before_ns > 0)
-    ends = replace(
-        ends,
-        row=np.where(at_arrival, begin_of[ends.row], end_of[ends.row]),
-        before_ns=np.where(at_arrival, 0, ends.before_ns),
-    )
+    ends = _place_ends(ends, is_collective, begin_of, end_of)
 
     # ``later``: each kept operation that is not the first of its stream; ``earlier``: the kept one before it.
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
@@ -302,9 +297,25 @@ def find_replay(recorded: Recorded, without: Without = NOTHING) -> Replay | None
         (end_row, np.concatenate([later + 1, consumer + 1, heads + 1])),
     ):
         column[: len(known)] = known
-    nothing = np.zeros_like(tail)
-    links = Links(tail, head, length_ns, is_duration, nothing, nothing, first_row, end_row, nothing)
+    compute_ns, beside_ns = (
+        _sum_rows(of_each_ns * weight, first_row, end_row)
+        for of_each_ns in (recorded.computed.compute_ns, recorded.computed.beside_ns)
+    )
+    links = Links(tail, head, length_ns, is_duration, compute_ns, beside_ns, np.zeros_like(tail))
     return Replay(times, links, ends) if np.all(tail < head) else None
+
+
+def _place_ends(ends: Ends, is_collective: Mask, begin_of: Ints, end_of: Ints) -> Ends:
+    """Return the ends by rows of times. A step that ends as a collective begins ends with the arrival of this.
+
+    ``begin_of`` and ``end_of`` are those of :func:`_order_times`.
+    """
+    at_arrival = is_collective[ends.row] & (ends.before_ns > 0)
+    return replace(
+        ends,
+        row=np.where(at_arrival, begin_of[ends.row], end_of[ends.row]),
+        before_ns=np.where(at_arrival, 0, ends.before_ns),
+    )
 
 
 def _added_to_stream(work: Work, without: Without) -> Ints:
@@ -392,25 +403,33 @@ def _kinds(trace: Trace, activity: Ints) -> Ints:
     return of_name[name_id]
 
 
-def weigh(replay: Replay, computed: Computed, weights: Mapping[str, float]) -> Replay:
-    """Return the replay of a rank with the compute of each link, weighted by the kinds of its operations.
+def _weigh(recorded: Recorded, slowed: Mapping[str, float]) -> Floats:
+    """Return how much more than the average communication slows each operation, as a factor; 0 if it is no compute."""
+    of_kind = np.array([slowed.get(kind, 1.0) for kind in (*KINDS, OTHER)])[recorded.kind]
+    weight: Floats = np.where(recorded.work.category == Category.COMPUTE, of_kind, 0.0)
+    return weight
 
-    Args:
-        replay: The replay.
-        computed: What the operations of the rank computed.
-        weights: A factor for each kind of kernels; 1 for kinds without one.
+
+def _change_weight(recorded: Recorded, weight: Floats) -> Mask:
+    """Return behind which operations another weight begins on their stream: communication slows a link evenly.
+
+    An operation that ends after a later one of its stream does not count, as in a CUDA graph: times have an order.
     """
-    links = replay.links
-    of_kind = np.array([weights.get(kind, 1.0) for kind in (*KINDS, OTHER)])[computed.kind]
+    work, stream = recorded.work, recorded.stream
+    found = np.zeros(len(work), np.bool_)
+    for one in distinct(stream):
+        rows = np.flatnonzero(stream == one)
+        until_ns = np.where(work.is_collective[rows], work.start_ns[rows], work.end_ns[rows])
+        later_ns = np.minimum.accumulate(until_ns[::-1])[::-1]
+        found[rows[:-1]] = (weight[rows[1:]] != weight[rows[:-1]]) & (work.end_ns[rows[:-1]] <= later_ns[1:])
+    return found
 
-    def along(of_each_ns: Ints) -> Ints:
-        """Return, for each link, the weighted sum over its operations: a difference of two cumulative sums."""
-        sums_ns = np.append(0, np.cumsum(np.round(of_each_ns * of_kind).astype(np.int64)))
-        found_ns: Ints = sums_ns[links.end_row] - sums_ns[links.first_row]
-        return found_ns
 
-    weighted = along(computed.compute_ns), along(computed.beside_ns)
-    return replace(replay, links=replace(links, compute_ns=weighted[0], beside_ns=weighted[1]))
+def _sum_rows(values: Floats, first_row: Ints, end_row: Ints) -> Ints:
+    """Return the sum of the values, rounded each, from each first row up to, but without, each end row."""
+    upto = np.append(0, np.cumsum(np.round(values).astype(np.int64)))
+    found: Ints = upto[end_row] - upto[first_row]
+    return found
 
 
 def _spared_launches(recorded: Recorded, without: Without) -> tuple[Ints, Ints]:

@@ -31,7 +31,7 @@ from ddp_prof.analyze.critical.critical_path import (
     WITH_GAPS,
     RankWork,
 )
-from ddp_prof.analyze.critical.replay import Links, Replay, join_replays, weigh
+from ddp_prof.analyze.critical.replay import Links, Replay, join_replays
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.statistics import bootstrap_interval, mean_per_draw, median_per_draw
 from ddp_prof.analyze.step_cost import Slowed
@@ -120,11 +120,11 @@ class WhatIf:
     def without(self, what: str) -> Gain:
         """Return the gain without ``what``: a key of :attr:`.critical_path.RankWork.left_out`, such as ``COPIES``."""
         # If the gaps before it may stay, the interval covers the results with and without them.
-        gain = self._gain([one.replay_without(what) for one in self._ranks])
+        gain = self._gain(what)
         with_gaps = f"{what}{WITH_GAPS}"
         if gain.low_ns is None or gain.high_ns is None or not any(with_gaps in one.left_out for one in self._ranks):
             return gain
-        other = self._gain([one.replay_without(with_gaps) for one in self._ranks])
+        other = self._gain(with_gaps)
         ends = [end for end in (other.low_ns, other.high_ns) if end is not None]
         return replace(gain, low_ns=min(gain.low_ns, *ends), high_ns=max(gain.high_ns, *ends))
 
@@ -133,7 +133,7 @@ class WhatIf:
 
         ``choose`` returns the mask of these among the collectives of a rank.
         """
-        return self._gain([one.replay for one in self._ranks], choose)
+        return self._gain(choose=choose)
 
     def without_lag(self, late: Callable[[int], tuple[int, ...]], surely: Collection[int] = ()) -> Gain:
         """Return the gain of the other ranks if none of them waited for the ranks that are late: the mean over steps.
@@ -142,11 +142,23 @@ class WhatIf:
         the keys of the steps in which they surely are late: of these, and of the others, as many are replayed as is
         their share.
         """
-        return self._gain([one.replay for one in self._ranks], late=late, surely=surely)
+        return self._gain(late=late, surely=surely)
+
+    @cached_property
+    def _recorded(self) -> list[Replay]:
+        """The replay of each rank that leaves nothing out."""
+        return self._replay_without("")
+
+    def _replay_without(self, what: str) -> list[Replay]:
+        """Return the replay of each rank without ``what``, but of those whose times contradict the order of calls."""
+        slowed = self._slowed()
+        # Kinds of kernels that communication slows more than the average count more.
+        weights = {kind: share / slowed.share for kind, share in slowed.by_kind} if slowed.share else {}
+        return [replay for one in self._ranks if (replay := one.replay_without(what, weights))]
 
     def _gain(
         self,
-        replays: Sequence[Replay | None],
+        what: str = "",
         choose: Callable[[RankCollectives], Mask] | None = None,
         late: Callable[[int], tuple[int, ...]] | None = None,
         surely: Collection[int] = (),
@@ -154,25 +166,20 @@ class WhatIf:
         """Return the gain of changed replays against the recorded ones: of a typical step or, with ``late``, the mean.
 
         Args:
-            replays: One per rank; ``None`` where times contradict the order of the calls.
+            what: See :meth:`without`.
             choose: See :meth:`without_collectives`.
             late: See :meth:`without_lag`.
             surely: See :meth:`without_lag`.
         """
         if self.reason:
             return unknown_gain(self.reason)
-        slowed = self._slowed()
-        # Kinds of kernels that communication slows more than the average count more.
-        weights = {kind: share / slowed.share for kind, share in slowed.by_kind} if slowed.share else {}
-        computed = [one.recorded.computed for one in self._ranks if one.recorded]  # of all, as there is no reason
-
-        def weighed(replays: Sequence[Replay | None]) -> list[Replay]:
-            return [weigh(one, of, weights) for one, of in zip(replays, computed, strict=True) if one is not None]
-
-        changed = weighed(replays)
-        before = self._join(weighed([one.replay for one in self._ranks]))
-        if before is None or len(changed) < len(replays):
-            return unknown_gain(CALLS_OUT_OF_ORDER if len(changed) < len(replays) else CLOCKS_CONTRADICT)
+        slowed, recorded = self._slowed(), self._recorded
+        changed = self._replay_without(what) if what else recorded
+        if min(len(recorded), len(changed)) < len(self._ranks):
+            return unknown_gain(CALLS_OUT_OF_ORDER)
+        before = self._join(recorded)
+        if before is None:
+            return unknown_gain(CLOCKS_CONTRADICT)
         # One replay for each choice of late ranks; a late rank does not tell when the step of the others ends.
         every = [(key, start_ns, late(key) if late else ()) for key, start_ns in self._steps(before)]
         concerned = [step for step in every if step[2] or not late]
@@ -319,7 +326,7 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: Collection[int]) -> Re
                     head=ends[rows, index],
                     length_ns=transfer_ns[rows, index],
                     rank=nothing + index,
-                    **dict.fromkeys(("is_duration", "compute_ns", "beside_ns", "first_row", "end_row"), nothing),
+                    **dict.fromkeys(("is_duration", "compute_ns", "beside_ns"), nothing),
                 )
             )
     links = concatenate(replace(links, length_ns=length_ns), *added)
