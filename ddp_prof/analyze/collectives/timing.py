@@ -416,12 +416,11 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
     goes_on = (consumer_lane == rank.compute_stream) & (consumer_start_ns < rank.backward_end_of_operation_ns)
     goes_on &= (take_or_unknown(activities.category, consumer) == Category.COMPUTE) & (consumer != UNKNOWN)
 
-    # A collective of several events is one row, that of its head: the blocking of its other events is added to it.
-    head = rank.operation_parts.head
-    by_collective_ns = blocking.by_event_ns.copy()
-    of_parts = np.flatnonzero((head != UNKNOWN) & (head != np.arange(len(head))))
-    of_parts = of_parts[(by_collective_ns[of_parts] != UNKNOWN) & (by_collective_ns[head[of_parts]] != UNKNOWN)]
-    np.add.at(by_collective_ns, head[of_parts], by_collective_ns[of_parts])
+    # A collective of several events is one row, that of its head: its blocking is that of all of them, or not known.
+    head, by_event_ns = rank.operation_parts.head, blocking.by_event_ns
+    parts = np.flatnonzero(head != UNKNOWN)
+    by_collective_ns = sum_by_group(by_event_ns[parts], head[parts], len(head))
+    by_collective_ns[head[parts[by_event_ns[parts] == UNKNOWN]]] = UNKNOWN
 
     return tuple(rank.trace.names[name] for name in used.tolist()), {
         "blocking_ns": by_collective_ns[rows],

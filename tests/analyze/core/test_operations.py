@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import Trace
-from tests.measuring import results_of
-from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from tests.measuring import collectives_of, results_of
+from tests.nsys_factory import STEP_NS, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 DISPATCH, COMBINE = "void deep_ep::internode::dispatch<false>(...)", "void deep_ep::internode::combine<float>(...)"
 NOTIFY, CACHED = "void deep_ep::internode::notify_dispatch<8>(...)", "void deep_ep::internode::cached_notify<true>(...)"
@@ -88,6 +89,27 @@ def test_copies_of_one_range_are_one_operation(tmp_path: Path) -> None:
     work = [("copy", 9, 40, 11), ("copy", 8, 44, 12), ("copy", 9, 60, 31)]
     trace = captured(tmp_path, *work, ranges=(*gather,), copy_kind=8)
     assert operations(trace) == [(0, 0, "all_gather", 40, 50, 10), (0, 1, "all_gather", 60, 66, 6)]
+
+
+def test_what_waited_for_one_is_known_only_if_it_is_of_all_its_copies(tmp_path: Path) -> None:
+    """A call copies on two streams; in step 1, a wait for the copy that ends first is lost."""
+    capture = bucket_steps(20, 20, 20)
+    for one in (*capture.kernels, *capture.syncs):
+        one.number *= 10
+    for step in range(3):
+        at, number = step * STEP_NS, 100 * step + 40
+        capture.kernels = [one for one in capture.kernels if one.number != number]
+        for stream, end in ((20, 25 * US), (21, 12 * US)):
+            copy = Kernel("copy", at + 5 * US, at + end, at + 300, 100, stream=stream, number=number, kind="memcpy")
+            capture.kernels.append(replace(copy, copy_kind=10))
+        id_ = 141 + 2 * step
+        capture.syncs += [
+            Sync("cudaEventRecord_v3020", at + 420, number + 11, 21, event=6, sync_id=id_),
+            Sync("cudaStreamWaitEvent_v3020", at + 620, number + 31, 7, event=6, sync_id=id_),
+        ]
+    capture.syncs = [one for one in capture.syncs if one.at != STEP_NS + 620]
+    found = collectives_of(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert [one.blocking_ns for one in found] == [10 * US, None, 10 * US]
 
 
 def test_copies_between_devices_of_one_call_are_one_operation(tmp_path: Path) -> None:
