@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives import exposed_time, lateness, run_analysis
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace, merge_analyses
 from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.step_columns import StepLength
 from ddp_prof.analyze.variants.comparison import compare_variants
@@ -29,11 +30,11 @@ from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.present.tables.collectives import _summed_rows
 from ddp_prof.present.tables.overlap import overlap_view
+from ddp_prof.runs.report import TraceEvents
 from ddp_prof.trace import Trace
 from tests import oracle
 from tests.analyze.damaged_runs import NOT_IN_THE_ORACLE, DamagedRun, damaged_runs, known_to_the_oracle
 from tests.examples import examples
-from tests.measuring import analysis_of
 from tests.oracle.exposure import BACK_TO_BACK
 
 DRAWN = examples(
@@ -60,8 +61,9 @@ def test_all_figures_agree_with_the_oracle(run: DamagedRun, apart: int) -> None:
     oracle.explain(expected, apart)
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(run_analysis, "APART_NS", apart)
-        traces = run.read(Path(folder))
-        overlaps, analysis = [measure_overlap(trace) for trace in traces], analysis_of(*traces)
+        traces = [TraceEvents(trace, find_rank_events(trace)) for trace in run.read(Path(folder))]
+        overlaps = [measure_overlap(*each) for each in traces]
+        analysis = merge_analyses([analyze_trace(*each) for each in traces])
         assume(not any(rule in warning for rule in NOT_IN_THE_ORACLE for warning in analysis.warnings))
         check_overlap(run.recorded, overlaps, expected)
         check_collectives(analysis, expected)
