@@ -21,6 +21,7 @@ from ddp_prof.analyze.core.blocking import (
     NO_COPIES,
     NO_HOST_WAITS,
     NO_LAUNCHES,
+    NO_SETS,
     NO_STREAMS,
     RankBlocking,
     device_blocking,
@@ -260,6 +261,8 @@ class RankEvents(Brief):
             return unknown_blocking(self.events, len(self.steps), CLOCKS)
         if self.lacks_copies:
             return unknown_blocking(self.events, len(self.steps), NO_COPIES)
+        if self.lacks_sets:
+            return unknown_blocking(self.events, len(self.steps), NO_SETS)
         if np.any((self.events.lane == UNKNOWN) & (self.events.activity != UNKNOWN)):
             return unknown_blocking(self.events, len(self.steps), NO_STREAMS)
         if self._lacks_launches:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.collectives.timing import CollectiveTimings
+from ddp_prof.analyze.core.blocking import NO_SETS
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.core.work import Work
 from ddp_prof.analyze.critical import critical_path
@@ -27,11 +28,13 @@ from ddp_prof.analyze.critical.critical_path import (
 )
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.columns import table_row
+from ddp_prof.runs import load_runs
 from ddp_prof.trace import UNKNOWN, Category, Spans, Synchronizations, SyncKind, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import MAIN, PID, draw_trace, table
 from tests.examples import examples
+from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Kernel, Range, Sync, write_capture
 
 Parts = tuple[int, int, int]
 """Compute, transfer, host."""
@@ -599,3 +602,42 @@ def test_the_path_goes_through_a_wait_of_autograd_before_what_the_main_thread_la
     waits = table(Synchronizations, [wait])
     path = path_of(replace(trace, synchronizations=waits, sync_source="cuda_events"))
     assert path.parts_ns == dict.fromkeys(path.parts_ns, 0) | {"compute": 4 + 8 + 3, "host": 1, "launch": 1}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_where_memory_sets_were_lost_nothing_is_said_to_wait_for_what_ran_before(is_lost: bool, tmp_path: Path) -> None:
+    """A set runs before each all-reduce, while the host launches on: the device seemed to wait for these launches.
+
+    Copies were 0, and the copy of the gradients stood still since its launch, not since the end of the set.
+
+    us         0         10        20        30        40
+    stream 7   .gg--------------------..........kkk       -: the set
+    stream 20  .......................AAAAAAAAAA
+    launches   g-..................A
+    """
+    capture = Capture()
+    for step in range(4):
+        at, number, id_ = step * STEP_NS, 10 * step, 41 + 2 * step
+        late = at + 20 * US
+        capture.ranges.append(Range(f"step {step}", at, at + STEP_NS, 100))
+        capture.kernels += [
+            Kernel("gradient", at + 1 * US, at + 3 * US, at, 100, number=number + 1),
+            Kernel("set", at + 3 * US, at + 23 * US, at + 50, 100, kind="memset", number=number + 2),
+            Kernel(NCCL, at + 23 * US, at + 33 * US, late + 200, 100, stream=20, number=number + 5),
+            Kernel("copy", at + 34 * US, at + 37 * US, late + 500, 100, kind="memcpy", number=number + 8),
+        ]
+        capture.syncs += [
+            Sync("cudaMemsetAsync_v3020", at + 50, number + 2, 7),
+            Sync("cudaEventRecord_v3020", late, number + 3, 7, event=5, sync_id=id_),
+            Sync("cudaStreamWaitEvent_v3020", late + 100, number + 4, 20, event=5, sync_id=id_),
+            Sync("cudaEventRecord_v3020", late + 300, number + 6, 20, event=5, sync_id=id_ + 1),
+            Sync("cudaStreamWaitEvent_v3020", late + 400, number + 7, 7, event=5, sync_id=id_ + 1),
+            Sync("cudaDeviceSynchronize_v3020", late + 600, number + 9, 4294967295, lasts=17 * US - 600),
+        ]
+    capture.kernels = [one for one in capture.kernels if not is_lost or one.kind != "memset"]
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", capture))
+    copies = [path.parts_ns["copies"] for path in run.critical().steps]
+    blocking = [step.blocking_ns for rank in run.overlap().ranks for step in rank.steps]
+    assert (copies, blocking) == (([], [None] * 4) if is_lost else ([23 * US] * 4, [10 * US] * 4))
+    assert run.critical().reason == (NO_SETS if is_lost else None)
+    assert not [one for one in run.doctor().findings if one.rule == "launch-bound host"]
