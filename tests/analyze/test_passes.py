@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import ddp_prof as dp
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
@@ -242,12 +244,29 @@ def test_a_closure_within_the_optimizer_on_a_cpu_without_marks(tmp_path: Path) -
 
 
 def test_the_compute_of_another_step_begins_no_pass() -> None:
-    """Where clocks disagree, what counts is when work ran: y of step 1 runs between two passes of step 0, before g."""
+    """The clocks disagree: y of step 1 runs between two passes of step 0, before g."""
     pause = "." * 40
     trace = draw_trace(
         ranges=[("step 0", pause + "#" * 17), ("step 1", pause + "." * 17 + "#" * 13)],
-        launches={"main": pause + "f....g............y", "pt_autograd_0": pause + ".a....N.b........c.d"},
+        launches={"main": pause + "f....g............y", "pt_autograd_0": pause + ".a.N....b........c.d"},
         streams={7: "f.aa....gg.bb", 8: "c....y.......d", 9: "......NN"},
     )
     (tail,) = collectives_of(trace)
     assert tail.when_ns("tail") == 2, "N follows y, and is of the first pass all the same"
+
+
+@pytest.mark.parametrize("pause", [0, 40], ids=["one clock", "another clock"])
+def test_what_is_launched_before_backward_and_runs_beside_it_begins_no_pass(pause: int) -> None:
+    """Forward copies parameters on a stream of its own, as FSDP does: it runs between a and b, on whatever clock."""
+    before = "." * pause
+    trace = draw_trace(
+        ranges=[
+            ("step 0", before + "#" * 20),
+            ("forward", before + "####"),
+            ("backward", before + "....######"),
+        ],
+        launches={"main": before + "fpgh", "pt_autograd_0": before + "....a.b.N"},
+        streams={7: "...." + "f.gh.aaa....bbb", 8: "...." + ".......pppp", 9: "...." + "..........NNNNNNNN"},
+    )
+    (step,) = measure_overlap(trace).ranks[0].steps
+    assert (step.passes, step.tail_ns) == (1, 3)

@@ -69,10 +69,13 @@ class Event:
     def instants(self) -> set[int]:
         return set(range(self.start, self.end))
 
+    called: int | None = None
+    """When it was launched, by the host's clock, also if that is not the device's."""
+
     @property
     def at(self) -> int:
         """When it was launched, or when it began if that is not known."""
-        return self.start if self.launch is None else self.launch
+        return self.start if self.called is None else self.called
 
 
 @dataclass
@@ -210,8 +213,6 @@ class Rank:
         return min((lane for lane in lanes if lanes[lane] == max(lanes.values())), default=self.process)
 
     def _main_backward_starts(self) -> list[int]:
-        if self.clocks_disagree:
-            return []
         ranges = [r for r in self.backward_ranges if r.lane == self.main_thread]
         return [start for start, _ in stretches({t for r in ranges for t in range(r.start, r.end)})]
 
@@ -283,6 +284,7 @@ def _operation(parts: list[Event]) -> Event:
         start=min(e.start for e in parts),
         end=max(e.end for e in parts),
         launch=min(launches, default=None),
+        called=min((e.called for e in parts if e.called is not None), default=None),
         parts=parts,
         exposed=Counter(),
     )
@@ -382,6 +384,8 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         if device is not None
         else []
     )
+    for e in events:
+        e.called = e.launch
     for e in events if is_off else []:  # the host's and the device's times cannot be compared
         e.launch = e.launch if e.stream is None else None
     if not steps and events:

@@ -60,8 +60,6 @@ _FORWARD_PHASE = PHASES.index(FORWARD)
 class Passes(Table):
     """One row per pass, ordered by step and launch.
 
-    If the clocks of host and device disagree, the start on the device stands for each launch.
-
     Attributes:
         step: Index into the rank's steps.
         begins_ns: From then on, what the host launches belongs to this pass and no longer to the one before.
@@ -142,7 +140,7 @@ def find_passes(
         events: The events of the rank.
         steps: Number of its steps.
         follows: Which events wait for reduced gradients.
-        ranges: The ranges of backward that the main thread opened; none if clocks disagree.
+        ranges: The ranges of backward that the main thread opened.
         main_thread: The thread that runs the steps.
         on_host: Whether the host itself computes.
     """
@@ -211,8 +209,7 @@ def _parted(events: Events, follows: Mask, ranges: Intervals, main_thread: int, 
     is_forward = events.phase == _FORWARD_PHASE
     without_forward = ~np.isin(events.step, distinct(events.step[is_forward]))
     opens = np.flatnonzero(is_forward | (parts & (events.phase == UNKNOWN) & without_forward))
-    # Only launches of the pass's own step count: if clocks disagree, these are times of the device, on which the steps
-    # can overlap.
+    # Only launches of the pass's own step count.
     following = Sequences(events.step[opens], at_ns[opens]).first_after(own_step, before)
     next_ns = take_or_unknown(at_ns[opens], following, NEVER)
     return Passes(own_step, np.where(before == NO_TIME, first, np.minimum(first, next_ns)), first, last, end)

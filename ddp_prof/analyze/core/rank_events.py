@@ -512,12 +512,25 @@ class RankEvents(Brief):
     @cached_property
     def passes(self) -> Passes:
         """The passes of backward. In a capture without steps, which may contain many passes, one row stands for all."""
+        events = self._launched_events
         if not self.has_steps:
-            return whole_passes(self.events, len(self.steps), self._follows_reductions)
-        phases, main = (empty(Phases) if self.clocks_disagree else self.phases), self.main_thread
-        ranges = select(phases, phases.lane == main).union_of(BACKWARD_PHASE)
+            return whole_passes(events, len(self.steps), self._follows_reductions)
+        main = self.main_thread
+        ranges = select(self.phases, self.phases.lane == main).union_of(BACKWARD_PHASE)
         follows, on_host = self._follows_reductions, self.device is None
-        return find_passes(self.events, len(self.steps), follows, ranges, main, on_host=on_host)
+        return find_passes(events, len(self.steps), follows, ranges, main, on_host=on_host)
+
+    @property
+    def _launched_events(self) -> Events:
+        """The events with all launches that were recorded, also if the host's clock is not that of the device.
+
+        Such launches may be compared with times of the host alone.
+        """
+        if not self.clocks_disagree:
+            return self.events
+        call = take_or_unknown(self.trace.launching_calls, self.events.activity)
+        launch_ns = take_or_unknown(self.trace.calls.start_ns, call, NO_TIME)
+        return replace(self.events, launch_ns=np.where(call == UNKNOWN, self.events.launch_ns, launch_ns))
 
     @property
     def _follows_reductions(self) -> Mask:
@@ -556,7 +569,12 @@ class RankEvents(Brief):
             on_host = take_or_unknown(ranges.operation, ranges.launched_in(operations.start_ns))
             operation = np.where(operations.activity == UNKNOWN, on_host, by_kernel)
             is_point_to_point = operation == OPERATIONS.index(POINT_TO_POINT)
-        return passes.of_launches(operations.step, operations.phase, operations.launch_or_start_ns, is_point_to_point)
+        parts = self.operation_parts
+        if self.clocks_disagree:
+            parts = find_operation_parts(self.trace, self._launched_events)
+        launch_ns = parts.launch_ns[self.operation_rows]
+        launch_ns = np.where(launch_ns == NO_TIME, operations.start_ns, launch_ns)
+        return passes.of_launches(operations.step, operations.phase, launch_ns, is_point_to_point)
 
     @property
     def backward_end_of_operation_ns(self) -> Ints:
