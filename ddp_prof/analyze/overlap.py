@@ -23,7 +23,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.clocks import UNITS
-from ddp_prof.analyze.core.passes import is_lost_in_some
+from ddp_prof.analyze.core.passes import seem_lost
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
@@ -147,7 +147,7 @@ def _knows_backward(of: RankSource) -> bool:
         np.bincount(step[rows & (step != UNKNOWN)], minlength=len(rank.steps))
         for rows in (rank.is_collective, rank.is_backward)
     )
-    return len(of.backward) > 0 and not is_lost_in_some(collectives, backward > 0)
+    return len(of.backward) > 0 and not seem_lost(collectives, backward > 0).any()
 
 
 def _dependencies(of: RankSource) -> DependencyCoverage:
@@ -576,9 +576,13 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     ranks = merge_files((file, _raise_keys(rank, by)) for (file, rank), by in zip(parts, raised, strict=True))
     names = distinct_names(result.trace for result in results)
     counts = {
-        rank.name: {step.step_key: step.collectives for step in rank.steps if step.step_key is not None}
+        rank.name: {
+            step.step_key: step.collectives
+            for step in rank.steps
+            if step.step_key is not None and step.collectives is not None
+        }
         for rank in ranks
-        if rank.collectives
+        if rank.collectives and not all(step.collectives is None for step in rank.steps)
     }
     return replace(
         results[0],

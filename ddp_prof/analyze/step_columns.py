@@ -18,6 +18,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses, find_pauses
+from ddp_prof.analyze.core.passes import seem_lost
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import StepTimes, sum_by_group
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
@@ -79,6 +80,11 @@ class StepEvents:
         return union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
     @cached_property
+    def collectives(self) -> Ints:
+        """Number of collectives that each step launched."""
+        return self.count_events(self.is_launched & self.rank.is_collective)
+
+    @cached_property
     def passes(self) -> Ints:
         """Number of passes of backward; 0 if none is known."""
         return self.rank.passes.count(self.count) if self.rank.has_steps else np.zeros(self.count, np.int64)
@@ -109,7 +115,8 @@ class StepEvents:
 def _in_backward(steps: StepEvents) -> Ints:
     rows = np.flatnonzero(steps.is_launched & steps.rank.is_collective)
     rows = rows[np.isin(steps.rank.events.phase[rows], (BACKWARD_PHASE, SYNCHRONIZE_PHASE))]
-    return steps.count_events(rows)
+    is_unknown = (steps.rank.backward == "none") | seem_lost(steps.collectives, steps.passes > 0)
+    return np.where(is_unknown, UNKNOWN, steps.count_events(rows))
 
 
 def _backward_overlapped_ns(steps: StepEvents) -> Ints:
@@ -346,22 +353,26 @@ class StepOverlap:
         ),
         null="the capture marks no steps",
     )
-    kernels: int = column(
+    kernels: int | None = column(
         "kernels that ran on the device",
         measure=lambda steps: steps.count_events(steps.is_launched & steps.rank.is_kernel),
+        needs=Hidden.LAUNCHES | Hidden.CALLS,
         stays=WITH_ROOM,
         adds_up=True,
     )
-    collectives: int = column(
+    collectives: int | None = column(
         "collectives; in a comparison the median of a step",
-        measure=lambda steps: steps.count_events(steps.is_launched & steps.rank.is_collective),
+        measure=lambda steps: steps.collectives,
+        needs=Hidden.LAUNCHES,
         stays=WITH_ROOM,
         adds_up=True,
     )
-    in_backward: int = column(
+    in_backward: int | None = column(
         "collectives launched in backward or ``synchronize``, as those of gradients are",
         default=0,
         measure=_in_backward,
+        null="it is not known when its backward ran",
+        needs=Hidden.LAUNCHES | Hidden.CALLS,
     )
     passes: int | None = column(
         "passes of backward in the step, if a step has several",

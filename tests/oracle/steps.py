@@ -52,7 +52,9 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         figures = dict.fromkeys(figures) | {name: figures[name] for name in ("comm_ns", "window_ns")}
     if is_unseen(rank):
         figures |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
-    return known | (dict.fromkeys(figures) if misses_launches(rank) or _is_unnamed(rank) else figures)
+    if misses_launches(rank) or _is_unnamed(rank):
+        return known | dict.fromkeys(("kernels", "collectives", *figures))
+    return known | figures
 
 
 def _is_unnamed(rank: Rank) -> bool:

@@ -215,8 +215,8 @@ def _parted(events: Events, follows: Mask, ranges: Intervals, main_thread: int, 
     return Passes(own_step, np.where(before == NO_TIME, first, np.minimum(first, next_ns)), first, last, end)
 
 
-def is_lost_in_some(collectives: Ints, knows_backward: Mask) -> bool:
-    """Return whether the range of backward seems to be lost in some steps, so that sums over steps lack them.
+def seem_lost(collectives: Ints, knows_backward: Mask) -> Mask:
+    """Return in which steps the range of backward seems to be lost, so that sums over steps lack them.
 
     Such a step has as many collectives as one whose backward is known; one without backward, such as one that
     evaluates, has fewer.
@@ -226,4 +226,5 @@ def is_lost_in_some(collectives: Ints, knows_backward: Mask) -> bool:
         knows_backward: For each step, whether it is known when its backward ran.
     """
     usual = collectives[knows_backward & (collectives > 0)]
-    return len(usual) > 0 and bool(np.any(collectives[~knows_backward] >= usual.min()))
+    found: Mask = ~knows_backward & (collectives >= usual.min(initial=np.iinfo(np.int64).max))
+    return found

@@ -44,7 +44,7 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses
-from ddp_prof.analyze.core.passes import is_lost_in_some
+from ddp_prof.analyze.core.passes import seem_lost
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, measure_contention
 from ddp_prof.analyze.kernels.kernel_times import KernelRuns
@@ -246,7 +246,7 @@ def _knows_tail(run: RunAnalysis) -> bool:
         rows = np.flatnonzero(timings.step != UNKNOWN)
         knows_end = (timings.backward_end_ns != NO_TIME)[rows]
         known, collectives = np.bincount(timings.step[rows], knows_end), np.bincount(timings.step[rows])
-        if not knows_end.any() or is_lost_in_some(collectives, known > 0):
+        if not knows_end.any() or seem_lost(collectives, known > 0).any():
             return False
     return True
 

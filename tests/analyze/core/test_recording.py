@@ -866,3 +866,29 @@ class TestCallsOfAThread:
         assert [step.tail_ns for step in rank.steps] == tails
         assert [(step.comm_ns, step.overlapped_ns) for step in rank.steps] == [(2, 1)] * 3
         assert (rank.backward_overlapped_ns is None) is (LOST_CALLS in overlap.warnings) is bool(lost)
+        assert [(step.kernels, step.in_backward) for step in rank.steps] == [(None, None) if lost else (4, 1)] * 3
+
+    def test_nor_are_its_collectives_if_their_calls_were_lost(self) -> None:
+        """Autograd's thread: 0 were counted, and 2 kernels of 4."""
+        calls = self.TRACE.calls
+        kept = select(calls, ~np.isin(calls.correlation, [*map(ord, "defNMO")]))
+        trace = replace(self.TRACE, calls=kept, is_launch=None, launching_calls=None, has_ambiguous_launch=None)
+        assert [(step.kernels, step.collectives, step.in_backward, step.comm_ns) for step in one_rank(trace).steps] == [
+            (None, None, None, None)
+        ] * 3
+
+    @pytest.mark.parametrize(
+        ("backward", "counts"),
+        [
+            ("...####................####...", [1, None, 1]),  # the range of one step was lost
+            ("..............................", [None, None, None]),  # those of all steps were, and nothing is inferred
+        ],
+    )
+    def test_what_is_of_backward_is_not_known_without_its_range(self, backward: str, counts: list[int | None]) -> None:
+        spans = [(f"step {step}", "." * 10 * step + "##########") for step in range(3)] + [("backward", backward)]
+        drawn = draw_trace(
+            ranges=spans,
+            launches={"main": "...dN........eM........fO"},
+            streams={7: "....dd........ee........ff", 9: "......NN........MM........OO"},
+        )
+        assert [step.in_backward for step in one_rank(drawn).steps] == counts
