@@ -20,6 +20,12 @@ from tests.ingest.test_nsys_export import known_truth
 from tests.night import one_of_each_kind
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 
+COMMANDS = (
+    "overlap",
+    "collectives",
+    "info",
+    *(("critical", "skew", "doctor", "kernels", "whatif") if IS_NIGHTLY else ()),
+)
 REAL = sorted([*(ROOT / "traces").glob("*.sqlite"), *SHARED_TRACES.glob("*.sqlite")])
 
 
@@ -45,7 +51,7 @@ def shuffle_tables(path: Path, seed: int) -> None:
 def documents(path: Path) -> list[str]:
     """What the commands say of a capture, or the reason why they say nothing."""
     with each_read_once():
-        results = [run(command, str(path), "--format", "json") for command in ("overlap", "collectives", "info")]
+        results = [run(command, str(path), "--format", "json") for command in COMMANDS]
     assert {result.exit_code for result in results} <= {0, 1}
     return [result.stdout + result.stderr for result in results]
 

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 
 from tests.command_line import each_read_once, run
 from tests.conftest import ROOT, SHARED_TRACES
+from tests.examples import IS_NIGHTLY
 from tests.night import of_which_the_gate_keeps, one_of_each_kind
 
-COMMANDS = ("overlap", "collectives", "critical")
+COMMANDS = ("overlap", "collectives", "critical", "doctor", *(("skew", "kernels", "whatif") if IS_NIGHTLY else ()))
 LATER_NS = 10**12
 TIMES = ("start_ns", "end_ns", "launch_ns", "ready_ns", "comm_end_ns")
 EVENTS = ("NVTX_EVENTS", "CUDA_EVENT", "RUNTIME", "KERNEL", "MEMCPY", "MEMSET", "SYNCHRONIZATION", "GRAPH_TRACE")
@@ -27,14 +29,14 @@ NSYS = [ROOT / "traces" / "naive.sqlite", *sorted(SHARED_TRACES.glob("*.sqlite")
 KINETO = ("a100_ddp_rank0of2", "a100_rank0of128", "b200_rank0of8", "no_distributed_info")
 
 
-def documents(path: Path, later_ns: int = 0) -> list[Any]:
+def documents(path: Path, later_ns: int = 0, commands: Sequence[str] = COMMANDS) -> list[Any]:
     """What the commands say of a capture that began later."""
 
     def earlier(fields: dict[str, Any]) -> dict[str, Any]:
         return {key: value - later_ns if key in TIMES and value else value for key, value in fields.items()}
 
     with each_read_once():
-        found = [run(command, str(path), "--format", "json").stdout for command in COMMANDS]
+        found = [run(command, str(path), "--format", "json").stdout for command in commands]
     return [json.loads(text, object_hook=earlier) for text in found]
 
 
@@ -98,14 +100,14 @@ def test_a_run_twice_in_a_capture_has_the_same_steps_though_numbers_of_calls_rep
     """The path of the second half was said to be the host's: its copies were taken for those of the first half."""
     (real,) = shared_traces.glob("*unet*.sqlite")
     path = Path(shutil.copyfile(real, tmp_path / real.name))
-    overlap, _, critical = documents(path)
+    overlap, critical = documents(path, commands=("overlap", "critical"))
     with closing(sqlite3.connect(path)) as database:
         for table, columns in columns_of(database).items():
             if table.endswith(EVENTS):
                 later = [f'"{name}" + {3 * 10**9}' if name in ("start", "end") else f'"{name}"' for name in columns]
                 database.execute(f"INSERT INTO {table} SELECT {', '.join(later)} FROM {table}")
         database.commit()
-    twice, _, critical_twice = documents(path)
+    twice, critical_twice = documents(path, commands=("overlap", "critical"))
     totals = ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "kernels", "collectives")
     assert [twice["ranks"][0][key] for key in totals] == [2 * overlap["ranks"][0][key] for key in totals]
     assert twice["headline"] == overlap["headline"]
