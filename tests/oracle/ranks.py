@@ -69,6 +69,8 @@ class Event:
     def instants(self) -> set[int]:
         return set(range(self.start, self.end))
 
+    is_unfinished: bool = False
+    """Whether it belongs to a step that did not end, behind the others."""
     called: int | None = None
     """When it was launched, by the host's clock, also if that is not the device's."""
 
@@ -361,7 +363,9 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         and all(any(s.start <= r.start < s.end for p, r in phases if p == phase and r in found) for s in steps[:-1])
         and not any(_is_mostly_in(r, steps[-1]) for p, r in phases if p == phase and r in found)
     ]
+    unfinished = _behind(steps, ranges)
     if (held and all(held) and is_empty) or lacks:  # the program ended in it
+        unfinished.append((steps[-1].start, steps[-1].end))
         steps = steps[:-1]
     collectives = [r for r in ranges if r.name.startswith("all_reduce|")]
     ours = [r.name for r in ranges if r.name.startswith("process|")]
@@ -378,6 +382,8 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
             events += [_from_its_copy(e, lanes, recorded, process) for e in sent]
     for e in events:
         e.step = next((s for s in steps if e.launch is not None and s.start <= e.launch < s.end), None)
+        at = e.start if e.launch is None and not is_off else e.launch
+        e.is_unfinished = e.step is None and at is not None and any(start <= at < end for start, end in unfinished)
     has_steps = bool(steps)
     incomplete = (
         _incomplete(recorded, process, steps, [(p, r) for p, r in phases if r in found], events, lost, is_off)
@@ -400,9 +406,10 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     trains = told & {"optimizer", "synchronize"} or any(e.category == Category.COMMUNICATION for e in events)
     hides_backward = device is None and "backward" not in told and trains
     counted = [e for e in events if e.step is None or not (e.step.is_warmup or e.step in incomplete)]
+    counted = [e for e in counted if not e.is_unfinished]
     mixes_clocks = is_off and any(e.category == Category.COMMUNICATION and e.stream is None for e in counted)
     is_blind = unnamed_share(trace) > MOST_UNNAMED or bool(hides_backward) or mixes_clocks
-    beside = [e for e in events if e.step in incomplete]
+    beside = [e for e in events if e.step in incomplete or e.is_unfinished]
     names = {trace.names[row] for row in trace.spans.name_id}
     is_silent = not any(e.category == Category.COMMUNICATION for e in events)
     rows = zip(trace.activities.process, trace.activities.category, trace.activities.device, strict=True)
@@ -565,6 +572,14 @@ def steps_among(ranges: list[Range]) -> list[Step]:
         found = [r for r in inner if 2 * of_inner[_kind(r.name)] >= kinds[_kind(r.name)]] or inner
     ends = [min([r.end, *(other.start for other in found if other.start > r.start)]) for r in found]
     return [Step(_number(r.name), r.start, end, "warmup=1" in r.name) for r, end in zip(found, ends, strict=True)]
+
+
+def _behind(steps: list[Step], ranges: list[Range]) -> list[tuple[int, int]]:
+    """When a range like those of steps was open that did not end, behind them on their thread."""
+    like = [r for r in ranges if r.name.startswith("step|")] or [r for r in ranges if re.fullmatch(r"step \d+", r.name)]
+    lanes = {r.lane for r in like if r.start in {s.start for s in steps}}
+    last = max((s.end for s in steps), default=None)
+    return [(r.start, r.end) for r in like if r.is_open and last is not None and r.start >= last and r.lane in lanes]
 
 
 def _holds_another(outer: Range, place: int, ranges: list[Range]) -> bool:

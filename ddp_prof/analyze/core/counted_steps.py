@@ -52,25 +52,37 @@ def without_uncounted_steps(rank: RankEvents, warmup_steps: int = 0) -> RankEven
         is_warmup = measured & (np.cumsum(measured) <= warmup_steps)
         rank = replace(rank, steps=replace(rank.steps, warmup=rank.steps.warmup | is_warmup))
         measured &= ~is_warmup
-    if measured.all():
+    is_unfinished = _are_of_unfinished_step(rank)
+    if measured.all() and not is_unfinished.any():
         return rank
     # Index UNKNOWN (-1), an event outside of all steps, selects the appended last element: such events stay.
     renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
     step = _steps_of_events(rank, is_incomplete)
-    events = select(rank.events, np.append(measured, True)[step])
+    events = select(rank.events, np.append(measured, True)[step] & ~is_unfinished)
+    is_beside = np.append(is_incomplete, False)[step] | is_unfinished
     return replace(
         rank,
         events=replace(events, step=take_or_unknown(renumbered, events.step)),
         steps=select(rank.steps, measured),
         is_followed=(rank.is_followed & np.append(measured[1:], False))[measured],
         warmup_steps=int(rank.steps.warmup.sum()),
-        incomplete_steps=int((is_incomplete & ~rank.steps.warmup).sum()),
+        incomplete_steps=int((is_incomplete & ~rank.steps.warmup).sum()) + int(is_unfinished.any()),
         own_keys=rank.steps.keys[measured] if is_incomplete.any() else None,
-        beside=select(rank.events, np.append(is_incomplete, False)[step]) if is_incomplete.any() else None,
+        beside=select(rank.events, is_beside) if is_beside.any() else None,
         follows_lost=np.append(False, is_incomplete[:-1])[measured] if is_incomplete.any() else None,
         with_warmup=rank,
         step_notes=step_notes,
     )
+
+
+def _are_of_unfinished_step(rank: RankEvents) -> Mask:
+    """Return which events belong to a step that did not end, behind the others."""
+    if not len(rank.unfinished):
+        return np.zeros(len(rank.events), np.bool_)
+    events = rank.launched_events
+    at_ns = events.launch_ns if rank.clocks_disagree else events.launch_or_start_ns
+    found: Mask = (events.step == UNKNOWN) & rank.unfinished.holds(at_ns)
+    return found
 
 
 def _hold_nothing(rank: RankEvents) -> Mask:

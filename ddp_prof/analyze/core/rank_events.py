@@ -81,7 +81,8 @@ class RankEvents(Brief):
     Attributes:
         device: CUDA ordinal within the process, ``None`` on a CPU.
         rank: Number of the rank in the job; ``None`` if not known.
-        events: Its events, without those of warm-up steps and of incomplete steps (that were not recorded completely).
+        events: Its events, without those of warm-up steps and of incomplete steps (that were not recorded completely,
+            or did not end).
             If the clocks of host and device disagree, no launch has a time.
         steps: The measured steps. If no steps were found, one step without a number: the whole capture.
         is_followed: For each step, whether the next row of ``steps`` is the step that followed it in the program.
@@ -93,10 +94,11 @@ class RankEvents(Brief):
         ranges_left_out: Number of ranges of its process that have the name of a step and are left out.
         recording: What was recorded of its process; it decides which steps count, and whether the clocks agree.
         dependencies: Returns the dependencies between operations of the trace, which all ranks share.
+        unfinished: When the program was in a step, behind those, that did not end.
         with_warmup: The same rank including the steps that are left out; ``None`` if no step is left out.
         incomplete_steps: Number of steps that were left out because they were not recorded completely.
         own_keys: The keys of its steps, if they are not ``steps.keys`` because incomplete steps were left out.
-        beside: The events of the incomplete steps; ``None`` if there are none.
+        beside: The events of the incomplete steps, and of one that did not end; ``None`` if there are none.
         follows_lost: For each step, whether an incomplete step directly precedes it; ``None`` if there are none.
         raised: A number that is added to its step keys, because another rank's recording began earlier.
     """
@@ -117,6 +119,7 @@ class RankEvents(Brief):
     ranges_left_out: int
     recording: Recording
     dependencies: Callable[[], Dependencies]
+    unfinished: Intervals
     with_warmup: RankEvents | None = None
     incomplete_steps: int = 0
     own_keys: Ints | None = None
@@ -512,7 +515,7 @@ class RankEvents(Brief):
     @cached_property
     def passes(self) -> Passes:
         """The passes of backward. In a capture without steps, which may contain many passes, one row stands for all."""
-        events = self._launched_events
+        events = self.launched_events
         if not self.has_steps:
             return whole_passes(events, len(self.steps), self._follows_reductions)
         main = self.main_thread
@@ -521,7 +524,7 @@ class RankEvents(Brief):
         return find_passes(events, len(self.steps), follows, ranges, main, on_host=on_host)
 
     @property
-    def _launched_events(self) -> Events:
+    def launched_events(self) -> Events:
         """The events with all launches that were recorded, also if the host's clock is not that of the device.
 
         Such launches may be compared with times of the host alone.
@@ -571,7 +574,7 @@ class RankEvents(Brief):
             is_point_to_point = operation == OPERATIONS.index(POINT_TO_POINT)
         parts = self.operation_parts
         if self.clocks_disagree:
-            parts = find_operation_parts(self.trace, self._launched_events)
+            parts = find_operation_parts(self.trace, self.launched_events)
         launch_ns = parts.launch_ns[self.operation_rows]
         launch_ns = np.where(launch_ns == NO_TIME, operations.start_ns, launch_ns)
         return passes.of_launches(operations.step, operations.phase, launch_ns, is_point_to_point)

@@ -212,11 +212,14 @@ class FoundSteps(NamedTuple):
         steps: The steps.
         notes: A line for each kind of range that was left out or cut.
         left_out: Number of ranges that have the name of a step and are left out.
+        unfinished: When the program was in a step behind the others that did not end: in a range that was still open
+            when the recording ended, or that is marked as unfinished.
     """
 
     steps: Steps
     notes: tuple[str, ...]
     left_out: int
+    unfinished: Intervals
 
 
 def find_steps(trace: Trace, process: int, pattern: str | None = None) -> FoundSteps:
@@ -307,6 +310,7 @@ def _steps_from_names(
     is_mark = np.isin(trace.spans.name_id[rows], list(late_warmup))
     marks, rows = rows[is_mark], rows[~is_mark]
     number_of = {index: UNKNOWN if number is None else number for index, (number, _) in named.items()}
+    candidates = rows
     rows, notes, left_out = _select_steps(trace, rows, unfinished, number_of)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
@@ -315,7 +319,9 @@ def _steps_from_names(
     end[:-1] = np.minimum(end[:-1], start[1:])
     marked = innermost(start, end, trace.spans.start_ns[marks])
     warmup[marked[marked != UNKNOWN]] = True
-    return FoundSteps(Steps(number, start, end, warmup), notes, left_out)
+    return FoundSteps(
+        Steps(number, start, end, warmup), notes, left_out, _behind_steps(trace, candidates, rows, unfinished)
+    )
 
 
 def _select_steps(
@@ -386,6 +392,21 @@ def _are_numbered_again(spans: Spans, rows: Ints, number_of: Mapping[int, int]) 
         if not is_again[place]:
             until_ns, last = end_ns, number
     return is_again
+
+
+def _behind_steps(trace: Trace, candidates: Ints, rows: Ints, unfinished: Collection[int]) -> Intervals:
+    """Return when ranges were open that did not end, began behind the steps (``rows``), and are of their thread.
+
+    ``candidates`` are the spans that could be steps, and ``unfinished`` indices of names that mark one as unfinished.
+    """
+    spans = trace.spans
+    is_mark = np.isin(spans.name_id[candidates], list(unfinished))
+    marks, others = candidates[is_mark], candidates[~is_mark]
+    at = innermost(spans.start_ns[others], spans.end_ns[others], spans.start_ns[marks])
+    ended = np.union1d(others[at[at != UNKNOWN]], others[spans.is_open[others] == 1])
+    ended = ended[is_in(spans.lane[ended], spans.lane[rows]) & ~is_in(ended, rows)]
+    ended = ended[spans.start_ns[ended] >= spans.end_ns[rows].max(initial=NO_TIME)]
+    return union(spans.start_ns[ended], spans.end_ns[ended])
 
 
 def _are_outer(trace: Trace, rows: Ints) -> Mask:

@@ -25,6 +25,7 @@ from ddp_prof.analyze.core.lost_calls import LEAST_ALIKE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import find_recording
 from ddp_prof.analyze.core.steps import Steps, describe_ranges, find_phases, find_steps
+from ddp_prof.analyze.intervals import union
 from ddp_prof.communication import GLOO
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PHASES, PROCESS, parse_ranges
@@ -127,7 +128,8 @@ class _Builder:
         """Find the steps, phases and ranges of the process, and what was recorded of it."""
         self.trace, self.process = trace, process
         self.launches = [launch for owner, *launch in launches if owner == process]
-        self.steps, self.step_notes, self.ranges_left_out = find_steps(trace, process, step_range)
+        found = find_steps(trace, process, step_range)
+        self.steps, self.step_notes, self.ranges_left_out, self.unfinished = found
         self.phases = find_phases(trace, process, backward_range)
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
@@ -172,6 +174,7 @@ class _Builder:
                 what = f"it has no {name}" + ("" if name == "phase" else ", as all other steps have")
                 self.step_notes += (f"{steps.names[-1]} left out: {what}, so the program seems to have ended in it",)
                 self.steps = select(steps, np.arange(len(steps) - 1))
+                self.unfinished |= union(steps.start_ns[-1:], steps.end_ns[-1:])
                 return
 
     def device_ranks(self) -> list[RankEvents]:
@@ -287,6 +290,7 @@ class _Builder:
             ranges_left_out=self.ranges_left_out,
             recording=self.recording,
             dependencies=self.dependencies,
+            unfinished=self.unfinished,
         )
 
 

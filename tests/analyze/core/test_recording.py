@@ -892,3 +892,22 @@ class TestCallsOfAThread:
             streams={7: "....dd........ee........ff", 9: "......NN........MM........OO"},
         )
         assert [step.in_backward for step in one_rank(drawn).steps] == counts
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_step_that_was_still_open_is_in_no_total(is_open: bool) -> None:
+    """Its collective O was one of three; that N and M ran beside its forward g counts for them."""
+    drawn = draw_trace(
+        ranges=[(f"step {step}", "." * 10 * step + "##########") for step in range(3)]
+        + [("backward", "..####......####......####")],
+        launches={"main": "a.b.......d.e.......g.h.......", "pt_autograd_0": "...N.........M.........O"},
+        streams={7: "aa.bbb....dd.eee....gg.hhh", 9: ".....NNNN......MMMMMM....OOOO"},
+    )
+    spans = drawn.spans
+    last = is_open & (spans.start_ns == 20)
+    trace = replace(drawn, spans=replace(spans, is_open=last.astype(np.int64)))
+    rank = one_rank(trace)
+    assert [step.step for step in rank.steps] == ([0, 1] if is_open else [0, 1, 2])
+    of_last = 0 if is_open else 1
+    assert (rank.collectives, rank.kernels) == (2 + of_last, 6 + 3 * of_last)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (10 + 4 * of_last, 3 + of_last, 7 + 3 * of_last)
