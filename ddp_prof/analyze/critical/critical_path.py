@@ -393,6 +393,7 @@ class _Walker:
 
     Attributes:
         can_change: Whether clocks can be compared, so that a path can change to the rank that arrived last.
+        is_alone: Whether no two ranks communicate, so that no collective can be found on another rank.
         columns: For each rank, columns of its work and of its :class:`Chains`, in the order in which they are unpacked.
         timing_of: For each rank, the row in its timings of each of its operations, if that is a collective.
         index_of: For each rank, the position of each of its collectives in its step.
@@ -402,6 +403,7 @@ class _Walker:
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork], gains: _Gains) -> None:
         self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
+        self.is_alone = sum(len(rank.timings) > 0 for rank in run.ranks) < 2
         # ``data`` is a memoryview: reading single elements of it is faster than of an array.
         self.columns = []
         for work in (own.work for own in ranks):
@@ -444,7 +446,7 @@ class _Walker:
                     rank=rank,
                     index=int(self.index_of[rank][timing]),
                     on_path_ns=used,
-                    gain_ns=gain if is_matched or len(self.ranks) < 2 else None,
+                    gain_ns=gain if is_matched or self.is_alone else None,
                     is_matched=is_matched,
                 )
                 for (rank, timing, used), gain, is_matched in zip(on_path, gains, matched, strict=True)

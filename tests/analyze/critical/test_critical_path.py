@@ -312,6 +312,14 @@ def test_of_one_rank_of_several_the_wait_for_peers_is_not_said_to_be_0() -> None
     assert [table_row(path)["path_peer_wait_ms"] for path in (alone, both)] == [None, 8e-6]
 
 
+def test_beside_one_that_only_computes_a_rank_gains_what_it_gains_alone() -> None:
+    """As a process that prepares data on a GPU of its own: no gain was known."""
+    one = rank_of(0, 4, 12, then=5)
+    other = draw_trace(launches={"main": "k"}, streams={7: ".kkk"}, device=1, path=str(one.path))
+    gains = [[each.gain_ns for each in path_of(*traces).collectives] for traces in ([one], [one, other])]
+    assert gains == [[12], [12]]
+
+
 @pytest.mark.parametrize("number", [UNKNOWN, 0], ids=["no number", "0, which no call has"])
 @pytest.mark.parametrize("operation", range(4), ids=["gradients", "A", "B", "what needs B"])
 def test_where_the_order_of_an_operation_is_lost_nothing_is_said_of_what_waited(operation: int, number: int) -> None:
