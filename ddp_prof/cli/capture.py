@@ -165,9 +165,9 @@ def _monitor_job(context: click.Context, job: Job, every: str) -> None:
     say(f"torch.profiler measures a few steps at a time; the log is {log}:", err=True)
     say("  " + " ".join(map(shell_quote, job.command)), err=True)
     context.meta[EXIT_CODE] = code = run_job(job, replaces=False)
-    try:
+    if log.exists():
         show(TableOptions(quiet=is_quiet()), [monitor_view(load_log(log))])
-    except FileNotFoundError:
+    else:
         steps = steps_of_first(*map(int, every.split(":")))
         few = f"the program made fewer than the {steps} optimizer steps that the first measurement needs"
         say(f"nothing was measured: {few}, was killed or called os._exit, or a warning above says why", err=True)
