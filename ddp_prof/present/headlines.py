@@ -11,7 +11,7 @@ from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.statistics import CHANGES_OVERLAP, WORTH, Outliers
 from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import COMPUTE, EXPLAINED_BY, TURNS, VariantSummary
-from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
+from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.columns import count_noun, listed, milliseconds, percent
 from ddp_prof.variants import is_baseline
 
@@ -180,7 +180,7 @@ def _gain_clauses(summary: VariantSummary, hiding: str = "hiding all of it would
         if not step_ns:
             why = "the length of its steps is not known" if summary.steps else "the trace marks no whole step"
         elif exposed_ns is None:
-            why = LOST_LAUNCHES if summary.collectives else "no step is known to have launched it"
+            why = f"no step is known to have launched {'it' if summary.collectives == 0 else 'much of it'}"
         elif summary.serves_other_devices:
             why = ON_OTHER_DEVICE
         return f"{_hidden_text(summary)}; what the rest costs per step is not known, because {why}"

@@ -64,8 +64,8 @@ def test_where_launches_of_communication_are_lost_it_is_not_known_what_exposes_i
     assert found.why_no_cause == LOST_LAUNCHES
     (run,) = compare_variants([measure_overlap(trace)])
     assert gain_headline(run) == (
-        "0 % of communication is hidden; what the rest costs per step is not known, because launches of communication "
-        "in steps were not recorded."
+        "0 % of communication is hidden; what the rest costs per step is not known, because no step is known to have "
+        "launched much of it."
     )
     headline = root_cause_headline(find_root_cause(found), found.why_no_cause, found.blocking).text
     assert headline == "What exposes communication is not known: launches of communication in steps were not recorded."
