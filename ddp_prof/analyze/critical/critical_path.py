@@ -53,6 +53,8 @@ from ddp_prof.table import (
     concatenate,
     distinct_rows,
     empty,
+    is_among,
+    is_in,
     positions,
     rows_of,
     take_or_unknown,
@@ -314,9 +316,9 @@ def _find_ends(rank: RankEvents, row_of: Ints) -> tuple[StepEnds, Ends]:
     # next step begins, such as a receive that was posted ahead.
     trains = np.ones(len(row), np.bool_)
     if np.any(launcher == rank.main_thread):
-        trains = np.isin(launcher, [*rank.training_threads])
+        trains = is_in(launcher, rank.training_threads)
     has_ended = trains & (ended_ns <= next_ns[step_of])
-    trains &= has_ended | ~np.isin(step_of, step_of[has_ended])  # all of them where none ended before that
+    trains &= has_ended | ~is_among(step_of, step_of[has_ended])  # all of them where none ended before that
     end_ns = np.maximum(start_ns, last_by_step(ended_ns[trains], step_of[trains], steps))
     is_last = trains & (ended_ns == end_ns[step_of])
     last = np.full(steps, UNKNOWN, np.int64)
@@ -333,7 +335,7 @@ def _find_ends(rank: RankEvents, row_of: Ints) -> tuple[StepEnds, Ends]:
     # What a replayed step ends with: the last operation on each of its streams, or the first work of the next step.
     step = np.full(len(work), UNKNOWN, np.int64)
     step[row[trains]] = step_of[trains]
-    rows = np.flatnonzero(~np.isin(step, [UNKNOWN, *np.flatnonzero(to_next)]))[::-1]
+    rows = np.flatnonzero(~is_in(step, [UNKNOWN, *np.flatnonzero(to_next)]))[::-1]
     # Work is stream by stream in the order of launch, and ``rows`` is reversed, so the first row of each combination of
     # step and stream is its last operation.
     rows = rows[distinct_rows(step[rows], rank.dependencies().stream[work.activity[rows]])[0]]
