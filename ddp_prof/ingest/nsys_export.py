@@ -185,7 +185,6 @@ def _build(
     _name_copies(activities, copies[COPY_KIND], names)
     within_device, within_one = _mark_copies(activities, copies)
     call_details = _call_details(calls, strings, names) if options.with_launches else None
-    waits = synchronizations.result()
     facts = _read_facts(file, activities, strings)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start, counts, repeated, repeated_collectives = _find_rows(columns, activities, spans, calls, starts)
@@ -194,6 +193,7 @@ def _build(
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[rows_of(has_start[table])] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
+    waits = synchronizations.result()
     trace = Trace(
         path=file.path,
         source=file.source,
