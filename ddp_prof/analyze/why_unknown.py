@@ -100,7 +100,7 @@ def why_unknown(rank: RankEvents) -> str | None:
     if np.any(rank.events.category == Category.COMMUNICATION):
         return NO_DURATIONS
     if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
-        return INCOMPLETE_COMMUNICATES if rank.incomplete_steps else WARMUP_COMMUNICATES
+        return WARMUP_COMMUNICATES if rank.beside is None else INCOMPLETE_COMMUNICATES
     # What ranges and operators of the process call may be what its other devices communicate.
     if not _communicates_elsewhere(rank):
         if rank.device is not None and named_collectives(rank.trace, rank.process):

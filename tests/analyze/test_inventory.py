@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ddp_prof.analyze.inventory import take_inventory
@@ -49,3 +50,16 @@ def test_what_hides_communication_is_missing_for_overlap(name: str, said: str | 
     )
     found = [line for line in take_inventory(trace).advice if line.startswith("overlap")]
     assert [line.startswith(said or "-") for line in found] == ([True] if said else [])
+
+
+def test_a_step_that_was_still_open_is_not_taken_off_the_steps_that_count() -> None:
+    """It is none of those that were found; one step was told for two."""
+    drawn = draw_trace(
+        ranges=[(f"step {step}", "." * 4 * step + "####") for step in range(3)],
+        launches={"main": "aN..bM..cO"},
+        streams={7: ".aa..bb..cc", 9: "..NN..MM..OO"},
+    )
+    spans = drawn.spans
+    found = take_inventory(replace(drawn, spans=replace(spans, is_open=(spans.start_ns == 8).astype(np.int64))))
+    (process,) = found.processes
+    assert (process.steps, process.incomplete_steps, process.collectives) == (2, 0, 3)
