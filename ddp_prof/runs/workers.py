@@ -251,19 +251,16 @@ def _find_address(scheduler: str) -> str:
 
     Dask reads such a file, too, but where it holds no address Dask's error is one of its own code.
     """
-    file, way_out = (
-        Path(scheduler),
-        "give the file of 'dask scheduler --scheduler-file', or an address: tcp://HOST:8786",
-    )
+    file = Path(scheduler)
+    way_out = "give the file of 'dask scheduler --scheduler-file', or an address: tcp://HOST:8786"
     if not file.is_file():
         if ":" in scheduler:
             return scheduler
         raise DdpProfError(f"{printable(scheduler)}: neither a file nor an address of a Dask scheduler: {way_out}")
     address = None
     with suppress(ValueError, KeyError, TypeError):
-        address = json.loads(read_at_most(file, MOST_BYTES_OF_ADDRESS, "a file of a Dask scheduler", way_out))[
-            "address"
-        ]
+        content = read_at_most(file, MOST_BYTES_OF_ADDRESS, "a file of a Dask scheduler", way_out)
+        address = json.loads(content)["address"]
     if not isinstance(address, str):
         raise DdpProfError(f"{printable(scheduler)}: it holds no address of a Dask scheduler: {way_out}")
     return address
