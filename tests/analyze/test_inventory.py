@@ -40,7 +40,7 @@ def test_only_the_name_of_a_range_is_recognized() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("nccl:all_reduce", "overlap: no kernel is known to communicate, although 'nccl:all_reduce' names a collective: "),
+    [("nccl:all_reduce", "overlap: no NCCL kernel was recorded, "),
      ("MPI_Allreduce", f"overlap: {ONLY_MPI}"), ("load", None)],
 )  # fmt: skip
 def test_what_hides_communication_is_missing_for_overlap(name: str, said: str | None) -> None:

@@ -72,7 +72,8 @@ CAPTURES = {
     "a profile of operators": (kineto(STEP | {"cat": "cpu_op", "name": "aten::mm"}), NO_GPU),
     "a profile of ranges of NCCL alone": (kineto(STEP, named("nccl:all_reduce")), NO_GPU),
     **{f"a profile without the kernel of {name}": (
-        kineto(STEP, named(name), GEMM), f"no kernel is known to communicate, although '{name}' names a collective: ")
+        kineto(STEP, named(name), GEMM),
+        f"no NCCL kernel was recorded, nor another that is known to communicate, although '{name}' ")
        for name in ("nccl:all_reduce", "nccl:_all_gather_base", "nccl:broadcast", "ncclAllReduce", "nccl:coalesced",
                     "xccl:all_reduce", "mccl:broadcast")},
 }  # fmt: skip

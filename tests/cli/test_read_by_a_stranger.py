@@ -311,7 +311,7 @@ def test_a_process_that_only_computes_beside_the_ranks_lost_no_kernels(tmp_path:
 
 
 def test_a_device_that_only_computes_beside_one_that_communicates_lost_no_kernels(tmp_path: Path) -> None:
-    """The critical path was not known: 'no kernel is known to communicate, although ranges name collectives'.
+    """The critical path was not known: 'no NCCL kernel was recorded'.
 
     The ranges are the process's, and its other device has their kernels. Nor does 'nothing in this trace' communicate.
     """
