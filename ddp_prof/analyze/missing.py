@@ -67,9 +67,8 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> Missing | None:
     is_silent &= trace.unresolved_names.share <= MOST_UNNAMED
     if len(trace.activities) and is_silent and (named := named_collectives(trace)):
         return Missing(
-            f"no NCCL kernel was recorded, nor another that is known to communicate, although '{named[0]}' names a "
-            "collective: its device was not recorded, the profiler lost its kernels, or their names are not known (see "
-            "--comm-pattern): "
+            f"no NCCL kernel was recorded, nor another that communicates, although '{named[0]}' names a collective: "
+            "its device was not recorded, the profiler lost its kernels, or their names are not known: "
             f"{_RECORD_GPU}, for the whole step"
         )
     if (called := called_collectives(trace)) and any(why_unknown(rank) == UNTIMED_CALLS for rank in ranks):

@@ -73,7 +73,7 @@ CAPTURES = {
     "a profile of ranges of NCCL alone": (kineto(STEP, named("nccl:all_reduce")), NO_GPU),
     **{f"a profile without the kernel of {name}": (
         kineto(STEP, named(name), GEMM),
-        f"no NCCL kernel was recorded, nor another that is known to communicate, although '{name}' ")
+        f"no NCCL kernel was recorded, nor another that communicates, although '{name}' names a collective: ")
        for name in ("nccl:all_reduce", "nccl:_all_gather_base", "nccl:broadcast", "ncclAllReduce", "nccl:coalesced",
                     "xccl:all_reduce", "mccl:broadcast")},
 }  # fmt: skip
