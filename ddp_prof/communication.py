@@ -94,6 +94,9 @@ class Library:
         return next(found, self.otherwise)
 
 
+ONE_RANK = "oneRankReduce"
+"""NCCL's kernel for a reduction in a communicator of one rank: it moves nothing to another rank."""
+
 _OF_SOURCE = "the library's source"
 _OF_TRACES = "published traces"
 
@@ -133,7 +136,7 @@ LIBRARIES = (
     ),
     Library(
         "NCCL, one rank",
-        r"oneRankReduce",
+        ONE_RANK,
         {"void oneRankReduce<FuncPreMulSum<float>>(void*, void*, ulong)": ALL_REDUCE},
         _OF_SOURCE,
         words=[("", ALL_REDUCE)],

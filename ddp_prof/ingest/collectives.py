@@ -24,6 +24,7 @@ from ddp_prof.communication import (
     BARRIER,
     BROADCAST,
     GLOO,
+    ONE_RANK,
     REDUCE,
     REDUCE_SCATTER,
     REDUCTIONS,
@@ -106,6 +107,26 @@ def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank:
         return trace
     category = trace.activities.category.copy()
     category[rows[communicates]] = Category.COMMUNICATION
+    return replace(trace, activities=replace(trace.activities, category=category))
+
+
+def mark_reductions_of_one_rank(trace: Trace, comm_patterns: Sequence[str]) -> Trace:
+    """Return the trace in which reductions in a communicator of one rank compute, if anything else communicates.
+
+    They only scale the rank's own values, as in the data-parallel group of a job that is parallel otherwise. If nothing
+    else communicates, the job has one rank, and these are the collectives that are studied.
+
+    Args:
+        trace: The trace.
+        comm_patterns: Regular expressions for names of kernels that the user says communicate.
+    """
+    names = (at for at, name in enumerate(trace.names) if ONE_RANK in name)
+    alone = [at for at in names if not any(re.search(pattern, trace.names[at]) for pattern in comm_patterns)]
+    communicates = trace.activities.category == Category.COMMUNICATION
+    are_alone = communicates & is_in(trace.activities.name_id, alone) if alone else np.zeros(0, np.bool_)
+    if not are_alone.any() or np.array_equal(are_alone, communicates):
+        return trace
+    category = np.where(are_alone, Category.COMPUTE, trace.activities.category).astype(np.int64)
     return replace(trace, activities=replace(trace.activities, category=category))
 
 

@@ -103,7 +103,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     trace = enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))
     trace = enrich.cut_overlong_activities(enrich.doubt_streams(trace))
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
-    trace = _add_collectives(trace, read)
+    trace = collectives.mark_reductions_of_one_rank(_add_collectives(trace, read), options.comm_patterns)
     trace = infer_waits(collectives.name_operations(trace), awaited)
     if not options.with_launches:
         return trace

@@ -126,6 +126,7 @@ def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -
     trace = enrich.cut_overlong_activities(enrich.doubt_streams(trace))
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = collectives.mark_copies_that_communicate(trace, beside.within_device)
+    trace = collectives.mark_reductions_of_one_rank(trace, options.comm_patterns)
     trace = infer_waits(trace, events)
     if beside.has_payloads:
         trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))

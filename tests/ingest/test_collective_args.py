@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.collectives import message_bytes
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category
@@ -45,6 +46,27 @@ def test_a_kernel_with_a_collective_s_arguments_communicates_whatever_its_name(t
     ]  # fmt: skip
     (only,) = collectives_of(trace)
     assert (only.op, only.bytes) == ("all_reduce", 16)
+
+
+@pytest.mark.parametrize(
+    ("others", "patterns", "category"),
+    [
+        (["gemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"], (), Category.COMPUTE),
+        (["gemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"], ("oneRank",), Category.COMMUNICATION),
+        (["gemm"], (), Category.COMMUNICATION),
+    ],
+    ids=["beside others", "as the user says", "of a job of one rank"],
+)
+def test_a_reduction_of_one_rank_communicates_with_nobody(
+    others: list[str], patterns: tuple[str, ...], category: Category, tmp_path: Path
+) -> None:
+    """As in the data-parallel group of a job that only divides tensors; it counted as exposed communication."""
+    names = ["void oneRankReduce<FuncPreMulSum<float>>(void*, void*, unsigned long)", *others]
+    kernels = [event("kernel", name, str(at), "1", device=0, stream=9) for at, name in enumerate(names, 1)]
+    capture = Capture([Kernel(name, 10 * at + 5, 10 * at + 9, 10 * at, 5) for at, name in enumerate(names, 1)])
+    paths = write(tmp_path / "x.json", kernels), write_capture(tmp_path / "x.sqlite", capture, "2026.2")
+    for path in paths:
+        assert load_trace(path, ReadOptions(comm_patterns=patterns)).activities.category[0] == category
 
 
 def test_numbers_that_no_column_holds_are_not_known(tmp_path: Path) -> None:
