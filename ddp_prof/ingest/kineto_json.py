@@ -47,7 +47,13 @@ from ddp_prof.ingest.kineto_columns import (
     parse_integers,
 )
 from ddp_prof.ingest.kineto_document import Header
-from ddp_prof.ingest.kineto_processes import Processes, number_processes, refuse_shared_pids, refuse_shared_threads
+from ddp_prof.ingest.kineto_processes import (
+    Processes,
+    number_processes,
+    refuse_shared_pids,
+    refuse_shared_streams,
+    refuse_shared_threads,
+)
 from ddp_prof.ingest.kineto_stream import read_events
 from ddp_prof.ingest.names import NameTable, kernel_categories, ordering_kind
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
@@ -136,7 +142,9 @@ class _Read:
         pids, names, of_device = columns.pids.texts, columns.names, (kernels, copies, memory_sets, waits)
         processes = number_processes(path, pids, calls, ranges, operations, of_device)
         refuse_shared_pids(path, pids, select(calls, names.which(calls.name, _launches)))
-        refuse_shared_threads(path, pids, select(ranges, names.which(ranges.name, _is_step)), operations)
+        refuse_shared_threads(path, pids, select(ranges, names.which(ranges.name, _is_step)), operations, kernels)
+        if not len(calls):
+            refuse_shared_streams(path, kernels)
         return cls(columns, kernels, copies, memory_sets, waits, calls, ranges, operations, processes)
 
 

@@ -26,6 +26,8 @@ _LEAST_IN_TURNS = 3
 
 Also of operators of theirs that cross on what seems to be one thread.
 """
+_MOST_AGAIN = 4
+"""A stream seems to run kernels twice if more than one part in this of its kernels begin beside one of their name."""
 _ROUNDING_NS = 2_000
 """Some releases of torch write whole microseconds."""
 _NUMBER = re.compile(r"^\d+|\d+$")
@@ -109,11 +111,13 @@ def number_processes(
     return Processes(len(all_numbers), len(launching), of_pid, owners)
 
 
-def refuse_shared_threads(path: Path, pids: Sequence[str], steps: HostEvents, operations: HostEvents) -> None:
+def refuse_shared_threads(
+    path: Path, pids: Sequence[str], steps: HostEvents, operations: HostEvents, kernels: DeviceEvents
+) -> None:
     """Raise TraceError if operators of several processes seem to run on one thread, as their numbers are equal.
 
     An operator on a thread ends before the one that called it. If the thread is in one step twice at the same time as
-    well, durations that are too long are not the reason::
+    well, durations that are too long are not the reason. Nor are they if kernels run on one stream twice::
 
         step 5         |---------------|
         step 5            |---------------|
@@ -125,6 +129,7 @@ def refuse_shared_threads(path: Path, pids: Sequence[str], steps: HostEvents, op
         pids: The distinct values of ``pid``; the index of a ``pid`` is its code in the tables.
         steps: The ranges of steps whose names are unique in a process.
         operations: The operators.
+        kernels: The kernels.
     """
     steps = select(steps, np.lexsort((steps.start_ns, steps.name, steps.tid, steps.pid)))
     is_again = (np.diff(steps.pid) == 0) & (np.diff(steps.tid) == 0) & (np.diff(steps.name) == 0)
@@ -135,8 +140,42 @@ def refuse_shared_threads(path: Path, pids: Sequence[str], steps: HostEvents, op
         own = select(own, np.lexsort((-own.end_ns, own.start_ns)))
         until_ns = np.maximum.accumulate(own.end_ns)[:-1]
         crosses = (own.start_ns[1:] < until_ns - _ROUNDING_NS) & (own.end_ns[1:] > until_ns + _ROUNDING_NS)
-        if np.count_nonzero(crosses) >= _LEAST_IN_TURNS:
+        if np.count_nonzero(crosses) >= _LEAST_IN_TURNS or run_on_one_stream_twice(kernels):
             raise _error_of_one_pid(path, pids[pid])
+
+
+def run_on_one_stream_twice(kernels: DeviceEvents) -> bool:
+    """Return whether kernels seem to be of several devices that have one number, as a stream runs many of them twice.
+
+    Kernels of a stream follow each other, or the next one begins a little early. Here it has the same name and runs
+    beside most of the former, or this one beside most of it; and it is no other node of a CUDA graph, whose nodes have
+    one number, but several names::
+
+        stream 7       gggg aaaaa  gggg
+        of the other     gggg aaaaa  gggg
+    """
+    kernels = select(kernels, kernels.lane != UNKNOWN)
+    first, stream = distinct_rows(kernels.device, kernels.named_by, kernels.lane)
+    order = np.lexsort((kernels.start_ns, stream))
+    stream, start_ns, end_ns = stream[order], kernels.start_ns[order], kernels.end_ns[order]
+    number, name = kernels.correlation[order], kernels.name[order]
+    at_once_ns = np.minimum(end_ns[:-1], end_ns[1:]) - start_ns[1:]
+    shorter_ns = np.minimum(end_ns[:-1] - start_ns[:-1], end_ns[1:] - start_ns[1:])
+    again = (stream[1:] == stream[:-1]) & (name[1:] == name[:-1])
+    again &= (at_once_ns > _ROUNDING_NS) & (2 * at_once_ns > shorter_ns)
+    of_number, which = distinct_rows(number)
+    has_other_names = np.zeros(len(of_number), np.bool_)
+    has_other_names[which[name != name[of_number][which]]] = True
+    again &= (number[1:] != number[:-1]) | (number[1:] <= 0) | ~has_other_names[which[1:]]
+    times = np.bincount(stream[1:][again], minlength=len(first))
+    return bool(np.any((times >= _LEAST_IN_TURNS) & (_MOST_AGAIN * times > np.bincount(stream, minlength=len(first)))))
+
+
+def refuse_shared_streams(path: Path, kernels: DeviceEvents) -> None:
+    """Raise TraceError if kernels, of which no call was recorded, are of several processes with the same streams."""
+    if run_on_one_stream_twice(kernels):
+        reason = "put together from the traces of several processes whose devices and streams have the same numbers"
+        raise TraceError(path, f"{reason}: nothing tells which of them ran what", "give the trace of each rank")
 
 
 def _error_of_one_pid(path: Path, pid: str) -> TraceError:

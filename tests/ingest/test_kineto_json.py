@@ -124,6 +124,38 @@ def test_ranks_on_cpus_in_one_file_are_refused(
             load_trace(path)
 
 
+@pytest.mark.parametrize(
+    ("late_us", "number", "calls", "is_read"),
+    [(9, 1, False, False), (9, 50, False, False), (9, 50, True, False), (17, 50, False, True), (9, None, False, True)],
+    ids=["no calls", "numbers of their own", "calls, numbers of their own", "dependent launch", "nodes of a graph"],
+)
+def test_ranks_whose_streams_have_the_same_numbers_are_refused(
+    late_us: int, number: int | None, calls: bool, is_read: bool, tmp_path: Path
+) -> None:
+    """Where nothing else tells them apart. They were taken for one rank, with 48 collectives for 24.
+
+    us            0         20        40
+    stream 7      gggggggggggggggggggg
+    of the other     gggggggggggggggggggg
+    """
+    events = [event("kernel", "scale", "5", "3", tid=7, device=0, stream=7, correlation=1)]
+    for shift, first in ((0, 1), (late_us, number or 1)):
+        for at in range(4):
+            shared = {"device": 0, "stream": 7, "correlation": 1 if number is None else first + at}
+            events.append(event("kernel", "gemm", str(100 * at + 20 + shift), "20", tid=7, **shared))
+            if calls:
+                call = str(100 * at + 11 + shift)
+                events.append(event("cuda_runtime", "cudaLaunchKernel", call, "1", tid=2, correlation=first + at))
+        if calls:
+            events.append(event("user_annotation", "ProfilerStep#3", str(10 + shift), "400", tid=2))
+    path = write(tmp_path / "x.json", events)
+    if is_read:
+        assert len(load_trace(path).activities) == 9
+    else:
+        with pytest.raises(TraceError, match="put together from the traces of several processes"):
+            load_trace(path)
+
+
 def test_a_process_that_numbers_its_calls_anew_is_one(tmp_path: Path) -> None:
     """As of three windows in one file; the driver's calls within those of the runtime have their numbers."""
     rounds = [(number, 1000 * again + 20 * number) for again in range(3) for number in range(1, 7 - 2 * (again == 1))]
