@@ -30,6 +30,8 @@ from ddp_prof.range_names import OPERATOR_PREFIX
 from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, are_repeated, concatenate, empty, select
 
 KERNEL = "kernel"
+OTHER_KERNELS = ("concurrent_kernel", "gpu_kernel", "collective_comm")
+"""Other categories of kernels, as some builds of Kineto write them: by its internal name, or for collectives alone."""
 COPY, MEMORY_SET = (
     tuple(f"{vendor}{what}" for vendor in ("", "gpu_", "mlu_", "gcu_")) for what in ("memcpy", "memset")
 )
@@ -267,7 +269,8 @@ class KinetoColumns:
                 others.append(event)
         by_category = {(category or "").lower(): of_category for category, of_category in found.items()}
         # Rare: two spellings of a category, or copies that ROCm recorded as kernels. Then sort anew, which is slower.
-        if len(by_category) < len(found) or self._has_memory_of_rocm(by_category.get(KERNEL, ())):
+        has_other_names = len(by_category) < len(found) or not by_category.keys().isdisjoint(OTHER_KERNELS)
+        if has_other_names or self._has_memory_of_rocm(by_category.get(KERNEL, ())):
             by_category = _in_order(events)
         self.categories |= by_category.keys()
         for category, of_category in by_category.items():
@@ -487,6 +490,8 @@ def _in_order(events: Sequence[Event]) -> dict[str, list[Event]]:
     for event in events:
         if event.ph == "X":
             category = (event.cat or "").lower()
+            if category in OTHER_KERNELS:
+                category = KERNEL
             if category == KERNEL and (memory := _MEMORY_OF_ROCM.match(str(event.name))):
                 category = "gpu_memset" if memory["fill"] else "gpu_memcpy"
             found[category].append(event)

@@ -246,6 +246,15 @@ def test_old_capitalised_categories_are_known(tmp_path: Path) -> None:
     assert measure_overlap(load_trace(path)).ranks[0].kernels == 2
 
 
+@pytest.mark.parametrize("category", ["collective_comm", "concurrent_kernel", "gpu_kernel"])
+def test_kernels_of_other_categories_are_read(category: str, tmp_path: Path) -> None:
+    """Kineto's own names of them; their launches had no activities, so the profiler was said to have lost them."""
+    compute, collective = (launch(number, 20 * number)[1] for number in (1, 2))
+    collective = collective.replace("gemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)")
+    trace = load_trace(write(tmp_path / "x.json", [collective.replace('"kernel"', f'"{category}"'), compute]))
+    assert trace.activities.category.tolist() == [Category.COMMUNICATION, Category.COMPUTE]
+
+
 def test_torch_1_8_calls_all_operations_operator_and_writes_ids_as_texts(tmp_path: Path) -> None:
     events = [
         event("Operator", "ProfilerStep#3", "0", "100", tid="123"),
