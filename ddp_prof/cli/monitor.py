@@ -33,7 +33,8 @@ def monitor(log: Path, page: Path | None, output: TableOptions) -> None:
         from ddp_prof.present.html.page import write_figure
 
         with protect_files([log]):
-            write_figure(draw_course(loaded), title=view.title.splitlines()[0], page=page)
+            title, *more = view.title.splitlines()
+            write_figure(draw_course(loaded), title=title, more=more, page=page)
 
 
 def logs_among(traces: Sequence[Path]) -> list[Path]:

@@ -165,7 +165,8 @@ def _without_likeness(values: Floats, inside: Mask) -> Floats:
     if count < LEAST_FOR_LIKENESS:
         return centred
     left = centred - np.where(inside[:, None], centred[inside].mean(axis=0), centred[~inside].mean(axis=0))
-    if not left.any():
+    # Two levels without any scatter leave what the means were rounded by, the same everywhere: that is no likeness.
+    if np.abs(left).max() <= _ROUNDING * np.abs(centred).max():
         return centred
     like = likeness(left)
     like = min(_MOST_LIKENESS, like + 2 * (1 + 3 * like) / count)

@@ -12,6 +12,7 @@ from ddp_prof.monitor.record import reason_without
 from ddp_prof.present.columns import ms
 from ddp_prof.present.table import SCHEMA, Document, TableView
 from ddp_prof.present.tables.check import UNITS, summarize_verdicts, why_alike
+from ddp_prof.present.text import readable_times
 
 _LIMITS = {
     "min_overlap": ("min overlap", "overlap_ratio", "ratio"),
@@ -48,7 +49,7 @@ def check_log(log: MonitorLog, limits: Mapping[str, float]) -> tuple[TableView, 
         "warnings": [*log.notes],
     }
     rows = [_row(log, one) for one in bad or verdicts[-len(limits) :]]
-    return TableView(title, rows, list(log.notes), document), passed
+    return TableView(title, rows, list(log.notes), document, readable_times(rows)), passed
 
 
 def _judge(record: Mapping[str, Any], name: str, limit: float) -> Document:

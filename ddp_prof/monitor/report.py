@@ -25,7 +25,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.charts import STILL, Chart, axis, make_chart
 from ddp_prof.present.columns import in_percent, ms
 from ddp_prof.present.table import SCHEMA, TableView
-from ddp_prof.present.text import shown_name
+from ddp_prof.present.text import readable_times, shown_name, shown_time, to_plain_text
 
 HOW_TO_READ = (
     f"a change: the medians of at least {LEAST} measurements before and after it differ by "
@@ -69,7 +69,8 @@ def monitor_view(log: MonitorLog) -> TableView:
         "warnings": list(log.notes),
     }
     notes = [*log.notes, *_starts(log.records), *_costs(log.records), HOW_TO_READ]
-    return TableView("\n".join(map(printable, said)), list(map(_row, log.records)), notes, document)
+    rows = list(map(_row, log.records))
+    return TableView("\n".join(map(printable, said)), rows, notes, document, readable_times(rows))
 
 
 def _find_course(records: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Change], Sequence[LateRank]]:
@@ -95,17 +96,19 @@ def sentences(
         )
         differs = _other_job(records, position)
         other_job = f"; from there on it is another job: {differs}" if differs else ""
-        yield f"from step {records[position]['step']} on ({records[position]['time']}): {what}{other_job}"
+        at = records[position]
+        yield f"From step {at['step']} on ({shown_time(at['time'])}): {what}{other_job}"
     for one in late:
-        first, last = records[one.first], records[one.last]
-        where = f"from step {first['step']} ({first['time']}) to step {last['step']} ({last['time']})"
-        yield f"rank {one.rank} is late {where}: by {milliseconds(one.lag_ns)} in the median"
+        first, last = (
+            f"step {at['step']} ({shown_time(at['time'])})" for at in (records[one.first], records[one.last])
+        )
+        yield f"Rank {one.rank} is late from {first} to {last}: by {milliseconds(one.lag_ns)} in the median"
     if not changes and not late:
         if len(records) < LEAST_IN_ALL:
             few = count_noun(len(records), "measurement")
-            yield f"no change found in {few}: fewer than {LEAST_IN_ALL} rarely show one"
+            yield f"No change found in {few}: fewer than {LEAST_IN_ALL} rarely show one"
         else:
-            yield f"no change found in {count_noun(len(records), 'measurement')}, and no rank that stays late"
+            yield f"No change found in {count_noun(len(records), 'measurement')}, and no rank that stays late"
 
 
 def _other_job(records: Sequence[Mapping[str, Any]], position: int) -> str | None:
@@ -138,7 +141,8 @@ def _starts(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a note on the restarts of the job, if there were any."""
     restarts = find_restarts(records)
     if restarts and not count_jobs_at_once(records):
-        shown = ", ".join(f"at step {records[at]['step']} ({records[at]['time']})" for at in restarts[:_MOST_SHOWN])
+        first = [records[at] for at in restarts[:_MOST_SHOWN]]
+        shown = ", ".join(f"at step {at['step']} ({shown_time(at['time'])})" for at in first)
         more = f", and {len(restarts) - _MOST_SHOWN} more" if len(restarts) > _MOST_SHOWN else ""
         yield printable(f"started again {count_noun(len(restarts), 'time')}, measured from there on: {shown}{more}")
 
@@ -193,7 +197,8 @@ def _row(record: Mapping[str, Any]) -> Row:
 def draw_course(log: MonitorLog) -> Chart:
     """Return a chart of step time, exposed and overlapped communication over the steps of the job.
 
-    Dotted lines mark changes, and shaded stretches mark late ranks. The first sentence on the job is the title.
+    Dotted lines mark changes, and shaded stretches mark late ranks. The first sentence on the job is the title, uncut:
+    a page that has it as its heading does not show it twice.
     """
     records, (changes, late) = log.records, _find_course(log.records)
     said = next(iter(sentences(records, changes, late)))
@@ -232,7 +237,7 @@ def draw_course(log: MonitorLog) -> Chart:
     ]  # fmt: skip
     what = f"{count_noun(len(records), 'measurement')} of {shown_name(log.file.name)}"
     return make_chart(
-        traces, title=shown_name(said), subtitle=f"{what}: medians of the measured steps, ms",
+        traces, title=to_plain_text(printable(said)), subtitle=f"{what}: medians of the measured steps, ms",
         height=380, size=18, pad=16, t=110, b=60, l=70, r=30, **STILL,
         xaxis=axis("step of the job", fixedrange=True), yaxis=axis("ms", fixedrange=True, rangemode="tozero"),
         shapes=[*stretches, *shapes], annotations=labels,

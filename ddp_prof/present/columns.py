@@ -137,7 +137,7 @@ _COLUMNS = (
     _name("losses", "whether they are those of today's settings"),
     _name("write", "what to write to have these settings", WITH_MUCH_ROOM),
     # A job that trains.
-    _name("time", "when it was measured, in the log's time zone", USUALLY),
+    _name("time", "when it was measured, in UTC", USUALLY),
     _name("late_rank", "the rank that arrives last in most of the measured steps", ALWAYS),
     _name("alert", "limits that were not met", USUALLY),
     _count("measurements", "measurements in the log of a monitor"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ddp_prof.columns import count_noun
+from ddp_prof.columns import Row, count_noun
 from ddp_prof.errors import printable, shown_path
 from ddp_prof.table import UNKNOWN
 
@@ -36,6 +36,16 @@ def to_plain_text(plain: str) -> str:
 def shown_name(name: str) -> str:
     """Return a name for Plotly: cut, without invisible characters, and escaped."""
     return to_plain_text(plain_name(name))
+
+
+def shown_time(time: str) -> str:
+    """Return a time in UTC of the form 2026-11-26T10:06:00+00:00 for a person: 2026-11-26 10:06:00Z."""
+    return time.removesuffix("+00:00").replace("T", " ") + "Z" if time.endswith("+00:00") else time
+
+
+def readable_times(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return rows of measurements with their ``time`` as :func:`shown_time` writes it; it then fits on one line."""
+    return [{**row, "time": shown_time(str(row["time"]))} for row in rows]
 
 
 def join_lines(lines: Iterable[str]) -> str:

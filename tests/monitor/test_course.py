@@ -31,6 +31,12 @@ def test_a_change_tells_the_medians_of_both_sides() -> None:
     assert (round(second.before_ns / MS), round(second.after_ns / MS)) == (30, 10)
 
 
+def test_two_levels_without_any_scatter_are_a_change() -> None:
+    """What the means of 13 and 11 equal values are rounded by was taken for likeness, and for the change itself."""
+    (change,) = find_changes([record(at, step=50 if at < 13 else 70) for at in range(24)])
+    assert (change.figure, change.position, change.before_ns, change.after_ns) == ("step_ns", 13, 50 * MS, 70 * MS)
+
+
 def test_a_change_below_two_per_cent_of_the_step_is_none() -> None:
     assert not find_changes(courses("............############", 10, 10.9))
     assert find_changes(courses("............############", 10, 11.5))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.monitor.log import load_log
+from ddp_prof.monitor.log import MonitorLog, load_log
 from ddp_prof.monitor.report import draw_course, find_restarts, monitor_view
 from tests.command_line import csv_rows, run
 from tests.monitor.records import MS, courses, record, write_log
@@ -66,9 +67,9 @@ def test_the_course_names_what_changed_and_who_was_late(tmp_path: Path) -> None:
         records[at]["late"] = record(at, late=(1, 20.0))["late"]
     log = write_log(tmp_path, records)
     said = run("monitor", log).stdout
-    assert "from step 10000 on (2026-11-26T10:10:00+00:00): exposed 10.0 ms -> 30.0 ms" in said
-    assert "from step 16000 on (2026-11-26T10:16:00+00:00): exposed 30.0 ms -> 9.95 ms" in said
-    assert "rank 1 is late from step 10000 (2026-11-26T10:10:00+00:00) to step 15000" in said
+    assert "From step 10000 on (2026-11-26 10:10:00Z): exposed 10.0 ms -> 30.0 ms" in said
+    assert "From step 16000 on (2026-11-26 10:16:00Z): exposed 30.0 ms -> 9.95 ms" in said
+    assert "Rank 1 is late from step 10000 (2026-11-26 10:10:00Z) to step 15000" in said
     document = json.loads(run("monitor", log, "--format", "json").stdout)
     assert [(change["figure"], change["step"]) for change in document["changes"]] == [
         ("exposed_ns", 10000),
@@ -80,11 +81,31 @@ def test_the_course_names_what_changed_and_who_was_late(tmp_path: Path) -> None:
     assert [row["late_rank"] for row in rows] == [""] * 10 + ["1"] * 6 + [""] * 10
 
 
+def test_its_page_has_each_sentence_once_and_its_table_a_line_per_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page had the first sentence twice, once cut, and no other one; a time was broken within its seconds."""
+    records = courses("............##########", 10, 30, "step")
+    for at in range(4, 10):
+        records[at]["late"] = record(at, late=(1, 20.0))["late"]
+    log = load_log(write_log(tmp_path, records))
+    sentences = run("monitor", log.file, "--html", tmp_path / "course.html").stdout.splitlines()[:2]
+    assert [said.split(" step ")[0] for said in sentences] == ["From", "Rank 1 is late from"]
+    assert f"<h1>{escape(sentences[0])}</h1>\n<p>{escape(sentences[1])}</p>" in (tmp_path / "course.html").read_text()
+    # A chart's title is hidden where it is the page's heading; the second sentence is longer than a name may be.
+    for chosen, said in ((records, sentences[0]), (records[:12], sentences[1])):
+        title = draw_course(MonitorLog(log.file, tuple(chosen), ()))["layout"]["title"]["text"]
+        assert title == f"<b>{escape(said)}</b>"
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("monitor", log.file).stdout.split("─\n")[1].splitlines()[:22]
+    assert [line[:20] for line in lines] == [f"2026-11-26 10:{minute:02}:00Z" for minute in range(22)]
+
+
 def test_a_change_at_which_the_job_got_other_ranks_is_said_to_be_of_another_job(tmp_path: Path) -> None:
     """A job that went on with twice the ranks was "step 50.0 ms -> 30.0 ms", and nothing else."""
     records = courses("............############", 50, 30, "step")
     more = [{**one, "world_size": 4 if at >= 12 else 2} for at, one in enumerate(records)]
-    change = "from step 12000 on (2026-11-26T10:12:00+00:00): step 50.0 ms -> 30.0 ms"
+    change = "From step 12000 on (2026-11-26 10:12:00Z): step 50.0 ms -> 30.0 ms"
     for log, differs in ((records, None), (more, "ranks 4 and 2")):
         file = write_log(tmp_path, log)
         other_job = f"; from there on it is another job: {differs}" if differs else ""
@@ -96,9 +117,9 @@ def test_a_change_at_which_the_job_got_other_ranks_is_said_to_be_of_another_job(
 def test_few_measurements_are_told_to_show_few_changes(tmp_path: Path) -> None:
     """'too few to tell a change (14 are needed)', although 12 tell one where a single figure varies."""
     told = run("monitor", write_log(tmp_path, courses("....", 10, 30))).stdout
-    assert told.startswith("no change found in 4 measurements: fewer than 14 rarely show one")
-    assert "from step 6000 on" in run("monitor", write_log(tmp_path, courses("......######", 10, 30))).stdout
-    assert "no change found in 14 measurements" in run("monitor", write_log(tmp_path, courses("." * 14, 10, 30))).stdout
+    assert told.startswith("No change found in 4 measurements: fewer than 14 rarely show one")
+    assert "From step 6000 on" in run("monitor", write_log(tmp_path, courses("......######", 10, 30))).stdout
+    assert "No change found in 14 measurements" in run("monitor", write_log(tmp_path, courses("." * 14, 10, 30))).stdout
 
 
 def test_check_judges_each_measurement_by_its_worst_rank(tmp_path: Path) -> None:
@@ -218,7 +239,7 @@ def test_a_restart_is_told_and_ends_the_line_that_is_drawn(tmp_path: Path) -> No
     assert step["x"] == [1000, 2000, 3000, None, 2000, 3000, None, 4000]
     assert [at for at, value in enumerate(step["y"]) if value is None] == [3, 6]
     (told,) = [note for note in monitor_view(log).notes if note.startswith("started again")]
-    place = "at step 2000 (2026-11-26T10:02:00+00:00), at step 4000 (2026-11-26T10:04:00+00:00)"
+    place = "at step 2000 (2026-11-26 10:02:00Z), at step 4000 (2026-11-26 10:04:00Z)"
     assert told == f"started again 2 times, measured from there on: {place}"
 
 

@@ -42,16 +42,25 @@ def write_shared_plotly(folder: Path) -> None:
 
 
 def write_figure(
-    figure: Chart, *, title: str, page: Path | None, picture: Path | None = None, shared_plotly: bool = False
+    figure: Chart,
+    *,
+    title: str,
+    page: Path | None,
+    picture: Path | None = None,
+    more: Sequence[str] = (),
+    shared_plotly: bool = False,
 ) -> None:
     """Write a figure as a page (see :func:`write_page`), as a picture (PNG or SVG), or both.
+
+    ``more`` are sentences that the page has under its title.
 
     Raises:
         PictureError: The picture cannot be drawn here.
     """
     if page:
         figures = {"figure": figure}
-        write_page(page, "figure.html", {"heading": title}, title=title, figures=figures, shared_plotly=shared_plotly)
+        values = {"heading": title, "more": more}
+        write_page(page, "figure.html", values, title=title, figures=figures, shared_plotly=shared_plotly)
     if picture:
         from ddp_prof.present.charts.static_images import write_pictures
 
