@@ -25,7 +25,7 @@ from ddp_prof.analyze import quality, why_unknown
 from ddp_prof.analyze.core import clocks, counted_steps, lost_calls, recording
 from ddp_prof.analyze.core.call_numbers import StepNumbers
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.ingest import collectives, enrich
+from ddp_prof.ingest import collectives, enrich, kineto_json
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.table import Ints, Mask, Table, select
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
@@ -70,6 +70,8 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(recording, "_precede_other_work", lambda _, __, steps: np.zeros(len(steps), np.bool_))
         # Where the clocks disagree so much that their units may differ: core/test_recording.py.
         patch.setattr(recording.Recording, "units_differ", False)
+        # Numbers that come again are drawn in no order, as if several processes launched: ingest/test_kineto_json.py.
+        patch.setattr(kineto_json, "refuse_shared_pids", lambda *_: None)
         # Where no range names a phase of a host: test_overlap.py.
         for module in (why_unknown, quality):
             patch.setattr(module, "lacks_phases", lambda _: False)
