@@ -305,7 +305,8 @@ def device_blocking(
     in_steps = (events.step[rows] for rows in (delaying, collectives))
     waiting_steps, all_steps = (len(distinct(step[step != UNKNOWN])) for step in in_steps)
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
-    tells_needs = waits.any() and (len(found.consumers) or len(awaited))
+    has_consumers = len(np.setdiff1d(found.consumers.collective, found.unknown)) > 0
+    tells_needs = waits.any() and (has_consumers or len(awaited))
     in_graphs = _of_graphs_that_compute(trace, found.unneeded)
     elsewhere = _needed_elsewhere(dependencies, is_mine, found.unneeded)
     unknown = np.concatenate([found.unknown, elsewhere, in_graphs if tells_needs else found.unneeded])
@@ -314,7 +315,8 @@ def device_blocking(
     lacking = _without_waits(trace, dependencies, events, collectives, steps, needed[needed != UNKNOWN])
 
     is_known = np.ones(len(events), np.bool_)
-    is_known[np.concatenate([unknown, lacking])] = False
+    is_known[unknown] = False
+    is_known[is_in(events.step, events.step[lacking])] = False  # what else waited there is not known, either
     is_known[is_in(events.step, _doubtful_steps(trace, dependencies, is_doubtful, steps))] = False
     is_complete = is_known[collectives].all() and not is_doubtful.any()
     # An operation whose position in the order of calls is unknown may be, or need, a collective of its step or of the
@@ -328,9 +330,9 @@ def device_blocking(
     reason = None
     if not is_complete:
         lacks_launch = len(found.unknown) > 0
-        of_needs = NO_CONSUMER if lacks_launch else NO_NODES
-        if not tells_needs or len(lacking):
-            of_needs = NEEDS_LOST if tells_needs else NO_NEEDS
+        of_needs = NO_CONSUMER if lacks_launch else NO_NODES if tells_needs else NO_NEEDS
+        if tells_needs and len(lacking):
+            of_needs = NEEDS_LOST
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), of_needs)
         # A trace with all synchronizations would not tell it, either.
         if len(in_graphs) == len(collectives):

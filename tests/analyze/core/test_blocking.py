@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.attribution import Events
-from ddp_prof.analyze.core.blocking import NEEDS_LOST, NO_COPIES, NO_LAUNCHES, NO_NEEDS, host_blocking
+from ddp_prof.analyze.core.blocking import (
+    NEEDS_LOST,
+    NO_CONSUMER,
+    NO_COPIES,
+    NO_LAUNCHES,
+    NO_NEEDS,
+    host_blocking,
+)
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work
 from ddp_prof.analyze.overlap import measure_overlap
@@ -216,6 +223,23 @@ def test_nor_is_one_that_lost_waits_for_some_of_its_collectives(
     (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
     assert rank.blocking.by_step_ns.tolist() == still
     assert rank.blocking.coverage.reason == (NEEDS_LOST if UNKNOWN in still else None)
+    # In a step that lost a wait, others may be lost, too: what needs its other collective may have waited for those.
+    is_unknown = rank.blocking.by_event_ns[rank.is_collective] == UNKNOWN
+    assert is_unknown.tolist() == [length == UNKNOWN for length in still for _ in range(2)]
+
+
+def test_where_the_launches_of_all_that_needs_collectives_are_lost_none_is_said_to_be_needed_by_nothing(
+    tmp_path: Path,
+) -> None:
+    """With the calls of a thread, the waits for every second collective were lost: nothing stood still for these."""
+    capture = bucket_steps(*[20] * 6)
+    capture.ranges = [Range(f"step {step}", 2 * step * STEP_NS, 2 * (step + 1) * STEP_NS, 100) for step in range(3)]
+    for kernel in capture.kernels:
+        kernel.launch = None if kernel.name == "copy back" else kernel.launch
+    capture.syncs = [one for one in capture.syncs if one.at % (2 * STEP_NS) != STEP_NS + 600]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert rank.blocking.by_event_ns[rank.is_collective].tolist() == [UNKNOWN] * 6
+    assert rank.blocking.coverage.reason == NO_CONSUMER
 
 
 @pytest.mark.parametrize(("has_calls", "still"), [(True, [10 * US, 0, 0, 0]), (False, [10 * US, *[UNKNOWN] * 3])])
