@@ -290,14 +290,16 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     if is_timeless.all():  # the profiler tells no durations of these kernels, or it damaged some in each step
         is_timeless = _are_launched_in(trace, _that_usually_last(trace, timeless, process), steps)
     step_lost_copies, are_copies_alike, are_copies_local = _count_lost_copies(trace, process, steps)
-    precedes_other_work = _precede_other_work(trace, process, steps)
+    precedes_lost_steps = _precede_lost_steps(launch_ns, launches.collective_ns, steps)
+    precedes_other_work = _precede_other_work(trace, process, steps) | precedes_lost_steps
+    precedes_collectives = precedes_other_work & _precede_as_much(launches.collective_ns, steps)
     found = Recording(
         launches=len(launch_ns),
         lost_ns=lost_ns[:0] if are_unnumbered else lost_ns,
         are_unnumbered=are_unnumbered,
         step_launches=launches.counts,
         precedes_other_work=precedes_other_work,
-        precedes_collectives=precedes_other_work & _precede_as_much(launches.collective_ns, steps),
+        precedes_collectives=precedes_collectives | precedes_lost_steps,
         step_lost=step_lost,
         step_collectives=launches.collectives,
         step_lost_copies=step_lost_copies,
@@ -327,13 +329,28 @@ def _precede_other_work(trace: Trace, process: int, steps: Steps) -> Mask:
     return _precede_as_much(trace.calls.start_ns[has_activity], steps)
 
 
-def _precede_as_much(launch_ns: Ints, steps: Steps) -> Mask:
-    """Return between which steps and the next one half as much as in a step was launched, and more than usual."""
+def _precede_lost_steps(launch_ns: Ints, collective_ns: Ints, steps: Steps) -> Mask:
+    """Return the steps between which and the next one numbers are missing, and half as much as in a step was launched.
+
+    Collectives, too. If the ranges of most steps were lost, or only some steps have one, that much is usual.
+    """
+    number = steps.number
+    found = np.append((np.diff(number) > 1) & (number[:-1] != UNKNOWN), False)[: len(steps)]
+    for at_ns in (launch_ns, collective_ns):
+        found &= _precede_as_much(at_ns, steps, is_ever_usual=False)
+    return found
+
+
+def _precede_as_much(launch_ns: Ints, steps: Steps, *, is_ever_usual: bool = True) -> Mask:
+    """Return between which steps and the next one half as much as in a step was launched, and more than usual.
+
+    Unless ``is_ever_usual``, nothing is usual there.
+    """
     launch_ns = np.sort(launch_ns, kind="stable")  # nearly in order
     begun, ended = (np.searchsorted(launch_ns, at_ns) for at_ns in (steps.start_ns, steps.end_ns))
     between, found = begun[1:] - ended[:-1], np.zeros(len(steps), np.bool_)
     if len(between) and (usual := np.median(ended - begun)):
-        found[:-1] = 2 * (between - np.median(between)) >= usual
+        found[:-1] = 2 * (between - (np.median(between) if is_ever_usual else 0)) >= usual
     return found
 
 

@@ -233,6 +233,33 @@ def test_of_a_step_whose_range_was_lost_it_is_said_that_no_step_has_its_work(bet
     assert [note.partition(",")[0] for note in noted] == (["after step 1"] if is_said else [])
 
 
+@pytest.mark.parametrize(
+    ("numbers", "between", "is_said"),
+    [
+        ((0, 2, 4), "cP", True),
+        ((0, 2, 4), "c.", False),  # every second step has a number that is printed, and a part that no range holds
+        ((0, 1, 2), "cP", False),  # as where ranges hold the first of two micro-batches
+    ],
+)
+def test_lost_steps_are_told_by_their_numbers_though_ranges_of_most_were_lost(
+    numbers: tuple[int, ...], between: str, is_said: bool
+) -> None:
+    """Steps 1 and 3 were, and a step seemed to take twice as long."""
+    c, p = between
+    trace = draw_trace(
+        ranges=[(f"step {number}", "." * (8 * at) + "####") for at, number in enumerate(numbers)],
+        launches={"main": f"aN..{c}{p}..bO..{c.replace('c', 'd')}{p.replace('P', 'Q')}..eR.."},
+        streams={
+            7: f"....aaaa{c * 4}bbbb{c.replace('c', 'd') * 4}eeee",
+            9: f".....NN..{p * 2}...OO..{p.replace('P', 'Q') * 2}...RR.",
+        },
+    )
+    overlap = measure_overlap(launching(trace))
+    noted = [note.partition(",")[0] for note in overlap.warnings if "in no range of a step" in note]
+    lengths = [step.length.ns for step in overlap.ranks[0].steps]
+    assert (noted, lengths) == ((["after steps 0"], [None] * 3) if is_said else ([], [8, 8, None]))
+
+
 def test_what_hid_communication_of_no_step_is_not_known_where_all_steps_are_left_out() -> None:
     """Compute of the steps, which hid 2 of 5, is left out with them: all seemed to be exposed."""
     trace = draw_trace(
