@@ -199,6 +199,17 @@ def test_a_requirement_that_no_rank_can_judge_was_decided_by_none(tmp_path: Path
     assert (row["verdict"], row["decided_by"]) == ("unknown", "all ranks")
 
 
+def test_a_gate_has_the_ranks_that_are_given_and_speaks_of_no_figures_that_it_lacks() -> None:
+    """A trace of 1 of 2 ranks was decided by 'all ranks', and 'the worst rank' by 'medians over all ranks'."""
+    traces = Path(__file__).parents[2] / "traces"
+    (row,) = csv_rows("check", "--all-ranks", traces / "h200/gloo/bucketed_1mb.rank0.json.gz")
+    assert (row["measured"], row["limit"], row["decided_by"]) == ("1", "2", "1 of 2 ranks")
+    differ, medians = "ranks differ: rank 0 exposes", "figures per step are medians over the steps of all ranks"
+    for command, says_medians in ((["check", "--max-exposed-ms", "50"], False), (["overlap"], True)):
+        text = text_of(*command, traces / "bucketed_1mb.sqlite")
+        assert (differ in text, medians in text) == (True, says_medians)
+
+
 def test_parts_of_a_window_stand_beside_the_window(tmp_path: Path) -> None:
     (row, *_) = csv_rows("overlap", "--steps", write_capture(tmp_path / "x.sqlite", usual(3)))
     names = list(row)

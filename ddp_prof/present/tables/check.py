@@ -11,7 +11,7 @@ from ddp_prof.columns import Row, count_noun
 from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import fields_of, values_of
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
-from ddp_prof.present.tables.overlap import find_profilers, how_recorded, notes_of_runs
+from ddp_prof.present.tables.overlap import OVER_ALL_RANKS, find_profilers, how_recorded, notes_of_runs
 from ddp_prof.present.text import source_name
 
 HOW_TO_READ_CHECK = (
@@ -116,9 +116,18 @@ def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> R
         **values,
         "unit": unit,
         "verdict": verdict.status,
-        "decided_by": verdict.rank.name if verdict.rank else "all ranks",
+        "decided_by": verdict.rank.name if verdict.rank else _given_ranks(check.run),
         "why": why,
     }
+
+
+_EVERY_RANK = "all ranks"
+
+
+def _given_ranks(run: TraceOverlap) -> str:
+    """Name the ranks whose traces are given: all, or how many of how many."""
+    count = len(run.ranks if run.rank_numbers is None else run.rank_numbers)
+    return f"{count} of {run.world_size} ranks" if count < (run.world_size or 0) else _EVERY_RANK
 
 
 def why_alike(measured: float | None, limit: float | None) -> str:
@@ -132,15 +141,12 @@ def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) ->
     runs = [check.run for check in checks]
     required = any(verdict.requirement == "all ranks" for check in checks for verdict in check.verdicts)
     advice = "" if required else "; to require them all: --all-ranks"
-    counts = [len(run.ranks if run.rank_numbers is None else run.rank_numbers) for run in runs]
-    partial = [
-        f"{run.label}: judged by {count} of {run.world_size} ranks{advice}"
-        for run, count in zip(runs, counts, strict=True)
-        if count < (run.world_size or 0)
-    ]
+    given = {run.label: _given_ranks(run) for run in runs}
+    partial = [f"{label}: judged by {ranks}{advice}" for label, ranks in given.items() if ranks != _EVERY_RANK]
     notes = [HOW_TO_READ_CHECK, *partial]
-    if baseline is not None:
-        runs.append(replace(baseline, label=f"baseline {baseline.label}"))
-        notes += [f"baseline: {source_name(baseline.trace, baseline.files)}", HOW_TO_READ_BASELINE]
-        notes += [how_recorded(runs)] if len(find_profilers(runs)) > 1 else []
+    if baseline is None:
+        return [*notes, *(note.removesuffix(f"; {OVER_ALL_RANKS}") for note in notes_of_runs(runs))]
+    runs.append(replace(baseline, label=f"baseline {baseline.label}"))
+    notes += [f"baseline: {source_name(baseline.trace, baseline.files)}", HOW_TO_READ_BASELINE]
+    notes += [how_recorded(runs)] if len(find_profilers(runs)) > 1 else []
     return [*notes, *notes_of_runs(runs)]

@@ -272,6 +272,10 @@ def step_notes(result: TraceOverlap) -> list[str]:
     return [*levels, *outliers, *differ, *result.step_notes, *result.warnings]
 
 
+OVER_ALL_RANKS = "figures per step are medians over the steps of all ranks"
+"""What it means for figures that ranks differ; a gate, which judges the worst rank, has none of these figures."""
+
+
 def differences(result: TraceOverlap) -> Iterator[tuple[str, str]]:
     """Yield how ranks, or steps, differ so much that the median over steps represents few of them.
 
@@ -290,7 +294,7 @@ def differences(result: TraceOverlap) -> Iterator[tuple[str, str]]:
     if typical[high] - typical[low] > max(typical[low], least_ns):
         most, least = milliseconds(typical[high]), milliseconds(typical[low])
         difference = f"ranks differ: {high} exposes {most} per step, {low} {least}"
-        yield difference, "figures per step are medians over the steps of all ranks"
+        yield difference, OVER_ALL_RANKS
     # A mean far above the median: a few steps expose much more than the others.
     mean = {name: round(fmean(values)) for name, values in exposed.items()}
     name = max(mean, key=lambda name: mean[name] - typical[name])
