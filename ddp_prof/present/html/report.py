@@ -100,6 +100,16 @@ class ReportRun:
         collectives = self.explanation.collectives
         return root_cause_headline(self.explanation.root_cause, collectives.why_no_cause, collectives.blocking)
 
+    @property
+    def cause_beside_gain(self) -> str:
+        """The cause as a text to read after :attr:`gain`, without what both say; empty if they say the same."""
+        cause, gain = self.cause, self.gain
+        if cause.claim.rstrip(".") == gain.rstrip("."):
+            return ""
+        # "A typical step stands still for communication for 4.00 ms": the same words, without who does.
+        _, _, stands_still = cause.claim.partition(" step ")
+        return cause.detail if stands_still and stands_still in gain else cause.text
+
 
 MOST_PICTURES = 20
 """A report of more runs has no pictures of timelines, because each takes a browser about a second."""
@@ -231,7 +241,7 @@ def run_values(
         **pages,
         "gain": run.gain,
         "cost": run.bounds,
-        "finding": run.cause.text,
+        "finding": run.cause_beside_gain or run.cause.text,
         "advice": main_advice(run.summarized),
         "skew": skew_headline(run.explanation.skew).text,
         "use": most_of(run.use),
@@ -280,7 +290,7 @@ def facts_of(run: ReportRun) -> dict[str, str]:
         "batch": f"{made.batch_size} x {made.seq_len} tokens",
         "ranks": f"{made.world_size}, {made.backend}, device: {made.device}",
         "steps": f"{made.steps} after {made.warmup} of warm-up, seed {made.seed}",
-        "recorded by": made.profiler or "no profiler",
+        **({} if made.profiler == facts["profiler"] else {"recorded by": made.profiler or "no profiler"}),
         "versions": _pairs(made.versions),
         "machine": _pairs(made.machine),
     }
@@ -477,7 +487,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
         "why.html",
         {
             "heading": heading,
-            "cause": "" if run.cause.claim.rstrip(".") == gain.rstrip(".") else run.cause.text,
+            "cause": run.cause_beside_gain,
             "steps": steps,
             "timeline": f"{place.name}{TIMELINE}.html",
             "columns": columns,

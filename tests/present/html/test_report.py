@@ -17,6 +17,7 @@ from ddp_prof.present.charts.comparison import draw_comparison, draw_step_times,
 from ddp_prof.present.headlines import Headline, gain_headline
 from ddp_prof.present.html.report import ReportRun, counts_text, write_index, write_report
 from tests.charts import validated
+from tests.command_line import run
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
@@ -124,6 +125,16 @@ def test_a_page_and_a_picture_of_each_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_browser")
 class TestPages:
+    def test_how_long_a_step_stands_still_is_said_once(self, tmp_path: Path) -> None:
+        """The heading and the sentence under it said it, as did two cells of one row."""
+        trace = Path(__file__).parents[3] / "traces" / "bucketed_100mb.sqlite"
+        assert run("report", "-q", trace, "-o", tmp_path / "report").exit_code == 0
+        # The page of all runs has its headline, and a row of the table.
+        for page, times in (("bucketed_100mb-why", 1), ("index", 2)):
+            text = (tmp_path / "report" / f"{page}.html").read_text(encoding="utf-8")
+            shown = re.sub("<script.*?</script>", "", text.partition("<body>")[2], flags=re.DOTALL)
+            assert shown.count("stands still for communication for 33.4 ms") == times
+
     def test_without_chromium_the_pages_are_written_all_the_same(self, tmp_path: Path) -> None:
         problems = write_report([run_of(cpu_run())], tmp_path)
         assert len(problems) == 1
