@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -351,10 +352,14 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
 def _waterfall_bars(steps: Sequence[Bar]) -> dict[str, Any]:
     """Return the bars as a Plotly trace; changes that are not significant are hatched."""
     patterns = ["/" if bar.within else "" for bar in steps]
+    # A bar is as wide as four or five characters, and Plotly writes a longer text in smaller letters: small parts have
+    # no digits below a thousandth of the longest step, or 0.1 ms.
+    longest = max((abs(bar.length) for bar in steps), default=0) or 1
+    decimals = max(1, 3 - math.floor(math.log10(longest)))
     return {
         "type": "bar", "x": list(range(len(steps))), "base": [bar.start for bar in steps],
         "y": [bar.length for bar in steps], "width": 0.75, "showlegend": False,
-        "text": [three_digits(bar.length, "" if bar.run else "+") for bar in steps],
+        "text": [three_digits(round(bar.length, decimals), "" if bar.run else "+") for bar in steps],
         "textposition": "outside", "cliponaxis": False,
         "hovertext": [
             f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:{'' if bar.run else '+'}.3f} ms"

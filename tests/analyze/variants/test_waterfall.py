@@ -24,7 +24,8 @@ from ddp_prof.analyze.variants.waterfall import (
     subtract_budgets,
 )
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.charts.comparison import draw_waterfall, waterfall_steps
+from ddp_prof.present.charts import comparison
+from ddp_prof.present.charts.comparison import Bar, draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.compare import readable_rows, waterfall_notes, waterfall_rows
 from ddp_prof.trace import UNKNOWN, Category
 from tests.analyze.kernels.test_contention import ALONE, BESIDE, KERNELS
@@ -220,6 +221,14 @@ def test_a_change_beyond_the_scatter_is_told() -> None:
     assert change.half_width_ns["step"] == pytest.approx(1.144 * alone, abs=1), "half of all misses"
     assert change.half_width_ns["compute"] == pytest.approx(1.432 * alone, abs=1), "of five parts, the other half"
     assert (change.rest_ns, change.half_width_ns["rest"]) == (0, 0), "all of each step is compute"
+
+
+def test_a_part_has_no_more_digits_than_its_bar_has_room_for() -> None:
+    """'+0.166' of a step of 242 ms was written in letters half as high as the others."""
+    bars = [Bar("naive", "step", 0, 298.0), Bar("", "tail", 298, -40.62), Bar("", "small parts", 257.4, 0.166)]
+    assert comparison._waterfall_bars(bars)["text"] == ["298", "-40.6", "+0.2"]
+    in_microseconds = [bar._replace(length=bar.length / 1e4) for bar in bars]
+    assert comparison._waterfall_bars(in_microseconds)["text"] == ["0.0298", "-0.00406", "+0.000020"]
 
 
 def test_the_picture_marks_what_cannot_be_told() -> None:
