@@ -467,7 +467,8 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     if list(rows) != list(select_columns(short, options.columns)):
         notes.append(f"long names without their {'end' if width is None else 'middle'}; whole: --wide")
     notes += [*left_out, *shared]
-    for note in () if options.quiet else notes:
+    # What the title says already is no note.
+    for note in () if options.quiet else (note for note in notes if note not in view.title):
         console.print(Text(_wrap_line(f"note: {printable(note)}", console.width), style="dim"))
 
 

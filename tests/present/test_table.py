@@ -19,6 +19,7 @@ from ddp_prof.present.table import (
     fit_columns,
     select_columns,
     shorten,
+    show,
 )
 
 ROW: Row = {
@@ -101,7 +102,7 @@ def test_a_number_and_its_unit_stay_on_one_line(
     is_text: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = "90 % of 24.8 ms or 2.00 µs (3.1 %, 4 GB/s) in 12 of 16 steps; 9.3 s of 1,024 MiB, 7 sends"
-    view = TableView(f"what waits  {told}", () if is_text else (ROW,), [told], {}, is_text=is_text)
+    view = TableView(f"what waits  {told}", () if is_text else (ROW,), [f"also {told}"], {}, is_text=is_text)
     for width in range(24, 120):
         monkeypatch.setattr(table, "terminal_width", lambda width=width: width)
         table.show(TableOptions(), [view])
@@ -220,3 +221,10 @@ class TestManyRows:
         assert len(lines[120, False]) < 20
         assert any("8 of 100 rows, and the others summed; all rows: --wide" in line for line in lines[120, False])
         assert len(lines[120, True]) == len(lines[None, False]) > 100
+
+
+def test_a_note_is_not_what_the_sentence_above_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """'The critical path is not known: calls that ...', and below 'note: calls that ...'."""
+    view = TableView("The path is not known: calls were lost.", [], ["calls were lost", "calls were late"], {})
+    show(TableOptions(), [view])
+    assert capsys.readouterr().out == "The path is not known: calls were lost.\nnote: calls were late\n"
