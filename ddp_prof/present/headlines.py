@@ -143,7 +143,8 @@ def cost_text(cost: Cost, bounds: Bounds) -> str | None:
         slows = f"by how much communication slows compute is not known, at most {at_most} per step: {cost.reason}"
     if bounds.schedule_ns is None:
         return f"{slows}."
-    schedule = f"hiding all of it can gain no more than {milliseconds(bounds.schedule_ns)} per step"
+    at_most = f"no more than {milliseconds(bounds.schedule_ns)} per step" if bounds.schedule_ns else "nothing"
+    schedule = f"hiding all of it can gain {at_most}"
     network = bounds.network_ns if bounds.network_ns is not None else bounds.high_ns
     if network is None:
         return f"{slows}; {schedule}."

@@ -31,12 +31,13 @@ def skew_headline(skew: RunSkew) -> Headline:
             older = _older_text(late[0]) if is_usual else ""
             return Headline(_arrives_last(late[0], steps), f"so few steps do not exclude chance.{older}", "; ")
         names = [rank.name for rank in skew.ranks if rank.last_steps == most]
-        which = (
-            f"{names[0]} is last most often, in"
-            if len(names) == 1
-            else f"{len(names)} ranks are last most often, each in"
-        )
-        detail = f"{which} {most} of {steps} steps.{_in_turns_text(skew)}"
+        if len(names) == len(skew.ranks):
+            which = f"each of the {len(names)} ranks is last"
+        elif len(names) > 1:
+            which = f"{len(names)} ranks are last most often, each"
+        else:
+            which = f"{names[0]} is last most often,"
+        detail = f"{which} in {most} of {steps} steps.{_in_turns_text(skew)}"
         return Headline("No rank is last more often than chance explains", detail, "; ")
     # One rank is last more often than chance explains.
     last = skew.ranks[skew.straggler]

@@ -62,7 +62,7 @@ def test_what_is_slowed_is_a_cost_where_nothing_waits() -> None:
     assert "slows" not in gain_headline(SUMMARY, without_interval)
     assert cost_text(cost, find_bounds(SUMMARY, cost)) == (
         "compute beside communication takes 1.50 times as long (77 kernels compared): 1.50 ms per step (1.35 ms to "
-        "1.62 ms); hiding all of it can gain no more than 0.0 ms per step, no network more than 1.50 ms (1.35 ms to "
+        "1.62 ms); hiding all of it can gain nothing, no network more than 1.50 ms (1.35 ms to "
         "1.62 ms)."
     )
 
@@ -89,7 +89,7 @@ def test_an_unknown_slowdown_is_a_range_and_never_0() -> None:
     assert gain_headline(SUMMARY, cost) == gain_headline(SUMMARY)
     assert cost_text(cost, bounds) == (
         "by how much communication slows compute is not known, at most 4.50 ms per step: no kernel ran both ways; "
-        "hiding all of it can gain no more than 0.0 ms per step, no network more than 4.50 ms."
+        "hiding all of it can gain nothing, no network more than 4.50 ms."
     )
 
 

@@ -294,6 +294,12 @@ def test_without_launches_a_step_is_not_divided_into_parts_without_communication
         kernel.launch = None
     text = run("summary", "--notes", write_capture(tmp_path / "x.sqlite", capture)).stdout
     assert re.search("step +40.0 µs, the median of all steps\n", text)
+    # Of a single step there is no median.
+    one = bucket_steps(20)
+    for kernel in one.kernels:
+        kernel.launch = None
+    text = run("summary", "--notes", write_capture(tmp_path / "one.sqlite", one)).stdout
+    assert re.search("step +40.0 µs\n", text)
 
 
 def test_where_some_steps_stand_still_hiding_is_not_said_to_gain_nothing(tmp_path: Path) -> None:

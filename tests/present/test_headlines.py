@@ -337,7 +337,11 @@ def test_what_the_fastest_run_hides_is_left_out_where_it_is_not_known() -> None:
         ([3, 5], "No rank is last more often than chance explains; rank 1 is last most often, in 5 of 10 steps."),
         (
             [5, 5],
-            "No rank is last more often than chance explains; 2 ranks are last most often, each in 5 of 10 steps.",
+            "No rank is last more often than chance explains; each of the 2 ranks is last in 5 of 10 steps.",
+        ),
+        (
+            [4, 4, 2],
+            "No rank is last more often than chance explains; 2 ranks are last most often, each in 4 of 10 steps.",
         ),
     ],
 )
@@ -348,8 +352,8 @@ def test_the_rank_that_is_last_most_often_is_named_where_it_is_one(last_steps: l
 def test_what_ranks_cost_that_are_late_in_turns_is_told() -> None:
     """'No rank is last more often than chance explains' was all that was said where 0.60 of 2.11 ms went that way."""
     costs = "Without the lag of its last rank, a step would be up to 0.60 ms shorter (mean of all steps)."
-    assert skew_headline(skew_of([5, 5], cost_ns=600_000)).text.endswith(f"each in 5 of 10 steps. {costs}")
-    assert skew_headline(skew_of([5, 5], cost_ns=None)).text.endswith("each in 5 of 10 steps.")
+    assert skew_headline(skew_of([5, 5], cost_ns=600_000)).text.endswith(f"is last in 5 of 10 steps. {costs}")
+    assert skew_headline(skew_of([5, 5], cost_ns=None)).text.endswith("is last in 5 of 10 steps.")
 
 
 def skew_of(last_steps: list[int], cost_ns: int | None) -> RunSkew:

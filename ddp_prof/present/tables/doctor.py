@@ -51,7 +51,7 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         found = rule_and_cost(finding, len(run.ranks), has_steps=run.has_steps)
         lines.append(f"{number}. {found}: {finding.evidence} {finding.advice}")
     if not diagnosis.findings:
-        lines.append(f"none found{undecided_text(diagnosis)}")
+        lines.append(f"No finding{undecided_text(diagnosis)}")
     by_reason: dict[str, list[str]] = {}
     for one in diagnosis.abstained:
         by_reason.setdefault(one.reason, []).append(one.rule)

@@ -352,7 +352,7 @@ def _parts(summary: VariantSummary) -> str | None:
         return None
     whole, nearest_ns = milliseconds(summary.step_ns), summary.nearest_step_ns
     if not nearest_ns or summary.exposed_ns is None:
-        return f"{whole}, the median of all steps"
+        return _length(summary)
     parts = ", ".join(
         f"{name} {milliseconds(part)} ({percent(part / nearest_ns)})"
         for key, name in _PARTS.items()
@@ -369,6 +369,12 @@ def _parts(summary: VariantSummary) -> str | None:
     return f"{whole}: {parts}{'; parts of the step nearest to all medians' if several else ''}"
 
 
+def _length(summary: VariantSummary) -> str:
+    """Return the length of a step, of which the parts are not known."""
+    several = summary.steps > 1 or summary.ranks > 1
+    return f"{milliseconds(summary.step_ns or 0)}{', the median of all steps' if several else ''}"
+
+
 def _shares(summary: VariantSummary) -> str | None:
     """Return the length of the step nearest to all medians, and its parts in per cent.
 
@@ -379,7 +385,7 @@ def _shares(summary: VariantSummary) -> str | None:
         return None
     which = f" in {some}" if (some := communicating_steps_text(summary)) else ""
     if not summary.nearest_step_ns or summary.exposed_ns is None:
-        return f"{milliseconds(summary.step_ns)}, the median of all steps"
+        return _length(summary)
     shares = [(name, (summary.parts_ns[key] or 0) / summary.nearest_step_ns) for key, name in _SHORT_PARTS.items()]
     shown = ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= _LEAST_SHARE)
     whole, own = milliseconds(step_ns), milliseconds(summary.nearest_step_ns)

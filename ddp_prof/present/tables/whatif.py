@@ -138,8 +138,9 @@ def _headline(found: RunPrediction) -> str:
     best = min(gains, key=lambda one: one.change_ns or 0, default=None)
     answer = "None of these changes is known to gain anything."
     if best is not None:
-        low, high = (signed(end) for end in (best.low_ns or 0, best.high_ns or 0))
-        answer = f"Most is gained by '{best.change}': {signed(best.change_ns or 0)} per step ({low} to {high})."
+        # A gain is a negative change, so its least is the high end of the change.
+        least, most = (milliseconds(-(end or 0)) for end in (best.high_ns, best.low_ns))
+        answer = f"'{best.change}' gains most: {milliseconds(-(best.change_ns or 0))} per step ({least} to {most})."
     units = count_noun(found.gradients, "gradient") if found.gradients else "whole buckets only"
     off = percent((found.simulated_ns - found.measured_ns) / found.measured_ns)
     per_mib = milliseconds(found.link.times.ns_per_byte * BYTES_PER_MB)

@@ -521,7 +521,7 @@ def cost_of_the_last_rank(ranks: list[list[Operation]], tmp_path: Path) -> float
 def test_a_rank_that_is_late_now_and_then_is_told_by_what_that_costs(rare: int, tmp_path: Path) -> None:
     """Rank 0 writes checkpoints; in the other steps another rank is last, by chance and by little.
 
-    'No rank is last more often than chance explains', and 'none found', where each fourth step lasted 5 ms longer.
+    'No rank is last more often than chance explains', and 'No finding', where each fourth step lasted 5 ms longer.
     """
     ranks = []
     for rank in range(4):
