@@ -437,7 +437,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
         cap = None if every.are_sharded else bucket_cap_mb(every, OF_MANY)
         larger = "Put gradients into a dozen buckets or more, of at most 25 MiB"
         if cap is not None:
-            larger = f"Put gradients into larger buckets, as by bucket_cap_mb={cap} of DistributedDataParallel"
+            larger = f"Put gradients into larger buckets, as DistributedDataParallel does with bucket_cap_mb={cap}"
         return Finding(
             "one collective per parameter",
             f"A typical {every.unit_name} reduces its gradients by {count} collectives{typical}.",

@@ -38,7 +38,7 @@ _LAUNCH_LESS = (
     "fewer waits for the device (.item(), .cpu(), print), so that the host runs ahead."
 )
 _MARK_STEPS = "Mark steps (--step-range) to see whether steps wait for the host, or other work was done meanwhile."
-_LOAD_AHEAD = "If the host loads data then, load and move them in other processes, ahead of the step that needs them."
+_LOAD_AHEAD = "If the host loads data meanwhile, load and move it in other processes, ahead of the step that needs it."
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:

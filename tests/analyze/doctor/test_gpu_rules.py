@@ -645,7 +645,7 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     without_steps = diagnose(replace(device, ranges=[]).trace()).findings
     assert [(one.rule, "next step" in one.evidence) for one in without_steps] == [("launch-bound host", False)]
     assert without_steps[0].advice.startswith("Mark steps (--step-range) to see whether steps wait for the host")
-    assert finding.advice.startswith("If the host loads data then, load and move them in other processes")
+    assert finding.advice.startswith("If the host loads data meanwhile, load and move it in other processes")
 
 
 def test_what_the_host_costs_counts_beside_a_copy_that_no_step_waits_for() -> None:
