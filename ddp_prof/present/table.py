@@ -40,6 +40,8 @@ GAP = 3
 """Characters between two columns."""
 WORDS = 22
 """Width in characters to which a column of text may shrink; longer cells wrap."""
+_FEW = 6
+"""A cell that is longer by at most so many characters does not wrap: alone on a line, the end of a name says little."""
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµn]?s|min|[KMG]i?B)(?!\w))")
 """A space between a number and its unit, where no line may break."""
@@ -301,7 +303,8 @@ def _least_width(column: Column, rows: Sequence[Row]) -> int:
     """
     cells = max(len(column.text(row[column.key])) for row in rows)
     heading = max(map(len, column.heading.split()))
-    return max(heading, cells if column.is_right(rows) else min(cells, WORDS))
+    wraps = not column.is_right(rows) and cells > WORDS + _FEW
+    return max(heading, WORDS if wraps else cells)
 
 
 def show(options: TableOptions, views: Sequence[TableView]) -> None:

@@ -228,3 +228,13 @@ def test_a_note_is_not_what_the_sentence_above_says(capsys: pytest.CaptureFixtur
     view = TableView("The path is not known: calls were lost.", [], ["calls were lost", "calls were late"], {})
     show(TableOptions(), [view])
     assert capsys.readouterr().out == "The path is not known: calls were lost.\nnote: calls were late\n"
+
+
+def test_a_name_is_not_broken_for_its_last_few_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """'kineto_a100_ddp_rank0of' stood above '2', where a less important column could be left out."""
+    rows: list[Row] = [{**ROW, "run": f"kineto_a100_ddp_rank{rank}of2"} for rank in range(2)]
+    monkeypatch.setattr(table, "terminal_width", lambda: 60)
+    show(TableOptions(), [TableView("", rows, [], {})])
+    assert capsys.readouterr().out.count("of2 ") == 2

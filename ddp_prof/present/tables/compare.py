@@ -232,7 +232,7 @@ def _left_out(waterfall: Waterfall) -> list[tuple[str, str]]:
 
 def unchanged_notes(waterfall: Waterfall) -> list[str]:
     """Return why it is not told what changed between two runs of one variant."""
-    return [f"what changed is not told: of {label}, {reason}" for label, reason in _left_out(waterfall)]
+    return [f"what changed is not told of {label}: {reason}" for label, reason in _left_out(waterfall)]
 
 
 def _contention_note(found: Contention) -> str:

@@ -302,7 +302,7 @@ def test_why_nothing_is_told_of_what_changed(two_runs: list[str]) -> None:
         database.execute("DELETE FROM NVTX_EVENTS")
         database.commit()
     said = " ".join(run("compare", *two_runs).stdout.split())
-    assert "note: what changed is not told: of new, it has no step that can be measured" in said
+    assert "note: what changed is not told of new: it has no step that can be measured" in said
 
 
 def test_a_run_whose_clocks_disagree_is_not_said_to_have_longer_steps(two_runs: list[str], tmp_path: Path) -> None:
