@@ -217,7 +217,7 @@ def _critical_views(runs: list[Run]) -> list[TableView]:
     "critical",
     cls=TraceCommand,
     answer=Answer(("collectives", "critical"), _critical_views),
-    example="traces/overlap.sqlite",
+    example="traces/h200/nccl/torch.sqlite",
 )
 def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What the critical path of each step consists of: compute, transfer, waiting, host.
@@ -225,7 +225,7 @@ def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> No
     The path is followed backwards from the last operation of a step: each operation could begin only after the one
     before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Pass the traces of all ranks:
     at a collective the path continues on the rank that arrived last. It is known for GPUs only, and only if waits
-    between streams were recorded; for other traces, such as that of the example below, the reason is printed.
+    between streams were recorded, or follow from the order of calls; else the reason is printed.
     """
     show(output, _critical_views(load.runs_for(traces, output)))
 

@@ -235,6 +235,7 @@ def test_a_name_is_not_broken_for_its_last_few_characters(
 ) -> None:
     """'kineto_a100_ddp_rank0of' stood above '2', where a less important column could be left out."""
     rows: list[Row] = [{**ROW, "run": f"kineto_a100_ddp_rank{rank}of2"} for rank in range(2)]
-    monkeypatch.setattr(table, "terminal_width", lambda: 60)
-    show(TableOptions(), [TableView("", rows, [], {})])
-    assert capsys.readouterr().out.count("of2 ") == 2
+    for width in range(52, 100):
+        monkeypatch.setattr(table, "terminal_width", lambda width=width: width)
+        show(TableOptions(), [TableView("", rows, [], {})])
+        assert capsys.readouterr().out.count("of2 ") == 2, width
