@@ -83,6 +83,11 @@ def listed(names: Sequence[str], joint: str = "and") -> str:
     return f" {joint} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
+def capitalized(text: str) -> str:
+    """Return the text with a capital as its first letter, as at the beginning of a sentence; all others stay."""
+    return text[:1].upper() + text[1:]
+
+
 def digits(value: float, count: int = 3) -> str:
     """Return a number as text with ``count`` significant digits; a large one gets zeros, and no power of ten."""
     return f"{float(f'{value:.{count}g}'):,.15g}"

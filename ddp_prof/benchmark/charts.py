@@ -16,7 +16,7 @@ import numpy as np
 from ddp_prof.benchmark.bucket_model import CURVE_MB, BucketModel, compare_expectations, error_text, mismatch_text
 from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
-from ddp_prof.columns import count_noun, digits, milliseconds, percent, size
+from ddp_prof.columns import capitalized, count_noun, digits, milliseconds, percent, size
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
 from ddp_prof.present.text import MAX_NAME, shown_name
@@ -214,7 +214,7 @@ def draw_bandwidth(results: TestbedResults) -> Chart:
     title = "What an all-reduce costs by its size"
     if not isinstance(model, str):
         link = model.link
-        title = link.text[:1].upper() + link.text[1:]
+        title = capitalized(link.text)
         sizes = np.geomspace(messages[0].bytes, messages[-1].bytes, 200).tolist()
         name = f"fitted s / (o + s / w); median error {percent(link.relative_error)}"
         fitted = [number / link.time_ns(number) for number in sizes]

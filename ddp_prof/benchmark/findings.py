@@ -29,7 +29,7 @@ from ddp_prof.benchmark.bucket_model import (
 )
 from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of, summarize_settings
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
-from ddp_prof.columns import count_noun, digits, percent
+from ddp_prof.columns import capitalized, count_noun, digits, percent
 from ddp_prof.manifest import CAVEATS_JOINT, Caveat
 from ddp_prof.variants import BUCKETED
 
@@ -236,7 +236,7 @@ def _change(
     ``chosen_of`` is as in :func:`_observe`.
     """
     old, new = label_of(*before), label_of(*after)
-    subject, what = new[:1].upper() + new[1:], "step" if name == "step" else "communication (host timer)"
+    subject, what = capitalized(new), "step" if name == "step" else "communication (host timer)"
     takes = f"{subject} takes {{effect}} off the {what} of {old}."
     adds = f"{subject} adds {{effect}} to the {what} of {old}."
     return _observe(name, old, new, _savings(summaries, before, after, f"{name}_ns"), takes, adds, chosen_of)

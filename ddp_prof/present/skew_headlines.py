@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.columns import count_noun, milliseconds
+from ddp_prof.columns import capitalized, count_noun, milliseconds
 from ddp_prof.present.headlines import Headline
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _group_headline(skew: RunSkew, group: LateGroup) -> Headline:
     """Return which ranks arrive last together, in how many steps and by how much, and what that costs the others."""
     which = skew.names_of(group.ranks)
     where = f"in {group.steps} of {count_noun(len(skew.steps), 'step')}"
-    claim = f"{which[:1].upper()}{which[1:]} arrive last together {where}, by {milliseconds(group.lag_ns)} (median)"
+    claim = f"{capitalized(which)} arrive last together {where}, by {milliseconds(group.lag_ns)} (median)"
     detail = "what that costs is not known."
     if group.cost_ns == 0:
         detail = "compute hides all of the others' waiting."
@@ -109,7 +109,7 @@ def _older_text(rank: RankSkew) -> str:
 def _arrives_last(rank: RankSkew, steps: int) -> str:
     """Say in how many of the steps a rank arrives last, and how late."""
     where = f"in {rank.last_steps} of {steps} steps" if steps > 1 else "in the only step"
-    return f"{rank.name[:1].upper()}{rank.name[1:]} arrives last {where}, {_lateness_text(rank, rank.last_steps)}"
+    return f"{capitalized(rank.name)} arrives last {where}, {_lateness_text(rank, rank.last_steps)}"
 
 
 def _lateness_text(rank: RankSkew, times: int) -> str:

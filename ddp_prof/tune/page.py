@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_prof import __version__
 from ddp_prof.analyze.variants.comparison import compare_variants
-from ddp_prof.columns import Row, count_noun
+from ddp_prof.columns import Row, capitalized, count_noun
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
 from ddp_prof.present.charts.comparison import draw_waterfall
@@ -36,9 +36,8 @@ def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> Non
     """
     rows = rows_of(tuning)
     heading, *more = conclusion_of(tuning)
-    heading = heading[:1].upper() + heading[1:]
     values = {
-        "heading": heading,
+        "heading": capitalized(heading),
         "story": [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *more],
         "place": place_of(tuning),
         "version": __version__,

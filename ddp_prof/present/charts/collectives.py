@@ -14,7 +14,7 @@ from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, WHYS
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
-from ddp_prof.columns import milliseconds, size
+from ddp_prof.columns import capitalized, milliseconds, size
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, UNSEEN, Chart, axis, make_chart
 from ddp_prof.present.headlines import Headline
@@ -67,8 +67,8 @@ def draw_step_collectives(
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
-    sentence = f"{headline.detail[:1].upper()}{headline.detail[1:]}"
-    detail = "".join(f"<br>{to_plain_text(line)}" for line in wrap(sentence, LINE))
+    lines = wrap(capitalized(headline.detail), LINE)
+    detail = "".join(f"<br>{to_plain_text(line)}" for line in lines)
     return make_chart(
         [*_bars(rows), *_markers(rows), _numbers(rows)],
         title=to_plain_text(headline.claim),

@@ -22,7 +22,7 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import Waterfall
-from ddp_prof.columns import Column, Row, count_noun, percent
+from ddp_prof.columns import Column, Row, capitalized, count_noun, percent
 from ddp_prof.errors import TraceError
 from ddp_prof.present import theme
 from ddp_prof.present.cause_headlines import root_cause_headline
@@ -92,7 +92,7 @@ class ReportRun:
     def bounds(self) -> str:
         """A sentence on what communication slows, and what could be gained at most; empty if that is not known."""
         text = "" if self.summary.reason else cost_text(self.cost.cost, self.cost.bounds) or ""
-        return text[:1].upper() + text[1:]
+        return capitalized(text)
 
     @property
     def cause(self) -> Headline:

@@ -26,7 +26,7 @@ from ddp_prof.analyze.variants.waterfall import (
     Parts,
     Waterfall,
 )
-from ddp_prof.columns import Row, count_noun, document_of, milliseconds, percent, signed, table_row
+from ddp_prof.columns import Row, capitalized, count_noun, document_of, milliseconds, percent, signed, table_row
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text, other_job_texts
 from ddp_prof.present.table import SCHEMA, TableView
@@ -355,7 +355,7 @@ def _cost_of_late_ranks(skew: RunSkew) -> float:
 def _arrive_last(skew: RunSkew) -> str:
     """Return a sentence's beginning: that the late ranks of a run arrive last."""
     names, ending = skew.names_of(skew.late_ranks), "s" if len(skew.late_ranks) == 1 else ""
-    return f"{names[:1].upper()}{names[1:]} arrive{ending} last"
+    return f"{capitalized(names)} arrive{ending} last"
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:

@@ -16,7 +16,7 @@ from ddp_prof.analyze.what_if.prediction import (
     RunPrediction,
 )
 from ddp_prof.analyze.what_if.questions import VIEWS, WAITS
-from ddp_prof.columns import Row, count_noun, milliseconds, percent, signed, size
+from ddp_prof.columns import Row, capitalized, count_noun, milliseconds, percent, signed, size
 from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import TableView, run_document
@@ -48,7 +48,7 @@ def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> Tabl
     """
     bounds = cost_text(cost.cost, cost.bounds)
     title = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
-    title += [f"{bounds[0].upper()}{bounds[1:]}"] if bounds else []
+    title += [capitalized(bounds)] if bounds else []
     title.append(_headline(found))
     rows: list[Row] = [_row(run.label, found, one) for one in found.predictions]
     document = run_document(
