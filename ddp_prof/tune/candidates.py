@@ -13,6 +13,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import carry_gradients
 from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.doctor.communication import MANY_BUCKETS, SINGLE_BUCKET
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.runs import load_runs
@@ -30,7 +31,7 @@ USUAL_SIZES = ((5, 16), (50, 6), (100, 1))
 They change when gradients are sent, and by how many collectives. They are tried only if enough of the step waits for
 communication or, as fewer collectives take less time, if communication may slow compute by enough.
 """
-SIZES_OF_FINDINGS = {"one collective per parameter": "25", "one bucket for all gradients": "5,25"}
+SIZES_OF_FINDINGS = {MANY_BUCKETS: "25", SINGLE_BUCKET: "5,25"}
 """Sizes of buckets in MiB that are tried for a finding whose advice names none: those of collectives are not known."""
 CHANGES_RESULTS = frozenset(("broadcast_buffers",))
 """Settings of the doctor's advice that change results, so that they are tried only when asked for."""

@@ -218,7 +218,7 @@ class StepSkew:
 
 @dataclass(frozen=True, slots=True)
 class LateGroup:
-    """Ranks that are late together; see the module.
+    """Ranks that are late together; see :mod:`.straggler`.
 
     Attributes:
         ranks: Their indices.
@@ -296,6 +296,11 @@ class RunSkew(FrameResult):
     def to_frame(self) -> DataFrame:
         """Return a table with one row per rank."""
         return make_frame(RankSkew, self.ranks)
+
+    @property
+    def cost_ns(self) -> int | None:
+        """The mean of the steps' costs; ``None`` if these are not known."""
+        return None if self.costs_ns is None else round(sum(self.costs_ns) / len(self.costs_ns))
 
     @property
     def late_ranks(self) -> tuple[int, ...]:

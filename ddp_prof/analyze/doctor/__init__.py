@@ -88,5 +88,5 @@ def _costs_nothing(finding: Finding) -> bool:
     Without a late rank they may also be as long, where another rank is as late. Other findings may be hidden now and
     cost something later.
     """
-    least_ns = 1 if finding.rule == "straggler" else 0
+    least_ns = 1 if finding.rule == hosts.STRAGGLER else 0
     return finding.gain_high_ns is not None and finding.gain_high_ns < least_ns

@@ -23,7 +23,7 @@ from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, me
 from ddp_prof.analyze.kernels.contention_limit import limit_contention_ns
 from ddp_prof.analyze.statistics import WORTH
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES
-from ddp_prof.columns import by_number, count_noun, milliseconds, percent, size
+from ddp_prof.columns import by_number, capitalized, count_noun, milliseconds, percent, size
 from ddp_prof.communication import ALL_GATHER, BARRIER, BROADCAST, OPERATIONS, POINT_TO_POINT, REDUCE, REDUCE_SCATTER
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
@@ -32,6 +32,9 @@ _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.in
 _GATHER, _SCATTER = OPERATIONS.index(ALL_GATHER), OPERATIONS.index(REDUCE_SCATTER)
 _TO_ONE_RANK, _SEND_RECV = OPERATIONS.index(REDUCE), OPERATIONS.index(POINT_TO_POINT)
 _BROADCAST, _BARRIER = OPERATIONS.index(BROADCAST), OPERATIONS.index(BARRIER)
+
+
+ON_COMPUTE_STREAM = "communication on the compute stream"
 
 
 def compute_stream(run: RunEvidence) -> Finding | None:
@@ -59,13 +62,16 @@ def compute_stream(run: RunEvidence) -> Finding | None:
             "each, and reduces gradients while backward computes."
         )
     return Finding(
-        "communication on the compute stream",
+        ON_COMPUTE_STREAM,
         f"{len(found):,} of {len(run.collectives.collectives):,} collectives ran on the stream of compute.",
         advice,
         tuple(dict.fromkeys(one.name for one in found)),
         tuple(sorted({one.step for one in found if one.step is not None})),
-        run.cost_ns(per_step),
+        cost_ns=run.cost_ns(per_step),
     )
+
+
+ONE_COMMUNICATOR = "one communicator serializes gathers and scatters"
 
 
 def one_communicator(run: RunEvidence) -> Finding | None:
@@ -106,14 +112,16 @@ def one_communicator(run: RunEvidence) -> Finding | None:
         return None
     cost_ns = run.cost_ns(costs) or 0
     return Finding(
-        "one communicator serializes gathers and scatters",
+        ONE_COMMUNICATOR,
         f"{found:,} gathers and scatters waited behind one of the other kind on their stream, which exposes at most "
         f"{milliseconds(cost_ns)} {'of a typical step' if run.analysis.has_steps else 'in all'}.",
         "Give all-gathers and reduce-scatters communicators of their own.",
         tuple(ranks),
-        (),
-        cost_ns,
+        cost_ns=cost_ns,
     )
+
+
+HARDWARE_QUEUE = "single hardware queue"
 
 
 def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
@@ -126,7 +134,7 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
         return None
     if not any(facts.could_begin for facts in run.facts):
         reason = run.why_no_dependencies or "it is not known when collectives could have begun"
-        return Abstained("single hardware queue", reason)
+        return Abstained(HARDWARE_QUEUE, reason)
     # The ranks on which most of the collectives whose earliest begin is known were held up.
     late = [
         (rank.name, facts)
@@ -137,13 +145,18 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
         return None
     serialized, could = (sum(getattr(facts, name) for _, facts in late) for name in ("serialized", "could_begin"))
     return Finding(
-        "single hardware queue",
+        HARDWARE_QUEUE,
         f"{serialized:,} of {could:,} collectives could have begun, but began only when an operation of another stream "
         "ended, or one launched before them began.",
         "Unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more: with 1 all streams share one queue. If it is not "
         "set, kernels that take all multiprocessors may hold collectives up.",
         tuple(name for name, _ in late),
+        argument="CUDA_DEVICE_MAX_CONNECTIONS",
+        value=8,
     )
+
+
+NET_GAIN = "overlap without gain"
 
 
 def net_gain(run: RunEvidence) -> Finding | Abstained | None:
@@ -156,7 +169,7 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     if run.is_cpu:
         return None
     if run.why_no_steps:
-        return Abstained("overlap without gain", run.why_no_steps)
+        return Abstained(NET_GAIN, run.why_no_steps)
     steps = [step for rank in run.overlap.ranks for step in rank.communicating_steps]
     hidden = median_or_zero([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
     if not hidden:
@@ -168,18 +181,18 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     part = "kernels of {} of {} traces were compared: ".format(*run.compared_files) if run.compared_files else ""
     found = run.contention()
     if found.contention_ns is None:
-        return Abstained("overlap without gain", part + (found.reason or "kernels were not compared"))
+        return Abstained(NET_GAIN, part + (found.reason or "kernels were not compared"))
     gain = hidden - found.contention_ns
     if gain > 0:
-        return Abstained("overlap without gain", f"{part}in these overlap gains time") if part else None
+        return Abstained(NET_GAIN, f"{part}in these overlap gains time") if part else None
     return Finding(
-        "overlap without gain",
+        NET_GAIN,
         f"Communication hides {milliseconds(hidden)} in a typical step, and slows compute beside it by "
         f"{milliseconds(found.contention_ns)}: a net gain of {milliseconds(gain)}.",
         "Let collectives take fewer multiprocessors (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS), or overlap less.",
         tuple(dict.fromkeys(rank.name for rank in run.analysis.ranks if len(rank.timings))),
-        (),
-        -gain,
+        cost_ns=-gain,
+        argument="NCCL_MAX_CTAS",
     )
 
 
@@ -195,17 +208,25 @@ def are_barriers(rank: RankCollectives) -> Mask:
     return found
 
 
+BUFFER_BROADCAST = "broadcast in forward"
+
+
 def buffer_broadcast(run: RunEvidence) -> Finding | Abstained | None:
     """Find broadcasts in forward, as torch's DDP does with the buffers of a model."""
     if run.is_data_parallel:
         return None  # those of the parameters
     return _find_in_most_steps(
         run,
-        "broadcast in forward",
+        BUFFER_BROADCAST,
         are_broadcasts_in_forward,
         "If these are the buffers of DistributedDataParallel, broadcast_buffers=False leaves them out: averages of "
         "batch norm then differ between ranks.",
+        argument="broadcast_buffers",
+        value=False,
     )
+
+
+BARRIER_IN_STEP = "barrier in each step"
 
 
 def barrier(run: RunEvidence) -> Finding | Abstained | None:
@@ -213,7 +234,7 @@ def barrier(run: RunEvidence) -> Finding | Abstained | None:
     couples = _reduction_couples_all(run)
     return _find_in_most_steps(
         run,
-        "barrier in each step",
+        BARRIER_IN_STEP,
         are_barriers,
         "Leave dist.barrier() out of steps: the reduction of gradients makes ranks wait for each other already."
         if couples
@@ -234,6 +255,9 @@ def _reduction_couples_all(run: RunEvidence) -> bool:
     return True
 
 
+REPEATED_REDUCTION = "buckets reduced several times"
+
+
 def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     """Find buckets that are reduced several times per step, as when gradients are accumulated without ``no_sync``.
 
@@ -243,7 +267,7 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     """
     gradients = run.gradients
     if run.why_no_steps:
-        return Abstained("buckets reduced several times", run.why_no_steps)
+        return Abstained(REPEATED_REDUCTION, run.why_no_steps)
     if not len(gradients):
         return None
     columns = (gradients.bucket, gradients.bytes, gradients.backward_end_ns, gradients.updates)
@@ -253,12 +277,11 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     chosen = times > 1  # ``times``: for each step, how often it repeats its buckets
     if 2 * np.count_nonzero(chosen) <= len(times):
         is_undecided = 2 * sum(_may_repeat(*of_step) for of_step in of_steps) > len(times)
-        return Abstained("buckets reduced several times", _why_no_sizes(run)) if is_undecided else None
+        return Abstained(REPEATED_REDUCTION, _why_no_sizes(run)) if is_undecided else None
     repeated = gradients.of_units(chosen)
     usual = median_or_zero(times[chosen])
     spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
     cost_ns = None if run.collectives.reason else run.cost_ns(spared_ns.tolist())
-    ranks, steps = run.where(repeated)
     spared = "no_sync()"
     beyond = " Their copies into and out of buckets, and what they slow, are left out, too, and not in the bound."
     if repeated.are_sharded:
@@ -269,14 +292,13 @@ def repeated_reduction(run: RunEvidence) -> Finding | Abstained | None:
     if UNKNOWN in repeated.bucket:
         of_one_model = ", if its passes of backward, which reduce the same sizes, are of one model"
     return Finding(
-        "buckets reduced several times",
+        REPEATED_REDUCTION,
         f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}"
         f"{of_one_model}.",
         f"If the step accumulates gradients, {spared} around forward and backward of all micro-batches but the last "
         f"leaves the other reductions out.{'' if cost_ns is None else beyond}",
-        ranks,
-        steps,
-        cost_ns,
+        *run.where(repeated),
+        cost_ns=cost_ns,
     )
 
 
@@ -311,7 +333,12 @@ def _may_repeat(numbers: list[int], sizes: list[int], pass_ends_ns: list[int], u
 
 
 def _find_in_most_steps(
-    run: RunEvidence, rule: str, choose: Callable[[RankCollectives], Mask], advice: str
+    run: RunEvidence,
+    rule: str,
+    choose: Callable[[RankCollectives], Mask],
+    advice: str,
+    argument: str | None = None,
+    value: bool | None = None,
 ) -> Finding | Abstained | None:
     """Find collectives that most steps of a rank have, if they are exposed for more than a hundredth of a typical step.
 
@@ -322,6 +349,8 @@ def _find_in_most_steps(
         rule: Name of the rule.
         choose: Returns the mask of these among the collectives of a rank.
         advice: What to do about them.
+        argument: The setting that the advice changes; ``None`` for none.
+        value: Its new value.
     """
     if run.why_no_steps:
         return Abstained(rule, run.why_no_steps)
@@ -344,7 +373,7 @@ def _find_in_most_steps(
         f"{found} of {count_noun(steps, 'step')} {by_number(found, 'has', 'have')} such collectives: "
         f"{milliseconds(max(exposed))} of a typical step are exposed."
     )
-    return Finding(rule, text, advice, tuple(ranks))
+    return Finding(rule, text, advice, tuple(ranks), argument=argument, value=value)
 
 
 _MOSTLY_EXPOSED = 0.5
@@ -378,13 +407,16 @@ def _why_no_sizes(run: RunEvidence) -> str:
     return f"the trace does not tell the sizes of collectives: {where}"
 
 
+REDUCED_AFTER_BACKWARD = "gradients reduced after backward"
+
+
 def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     """Find reductions of gradients that begin only after backward, so that they cannot overlap with it.
 
     Found if most steps launch all their reductions after backward, and these are mostly exposed and not small.
     """
     if run.why_no_steps:
-        return Abstained("gradients reduced after backward", run.why_no_steps)
+        return Abstained(REDUCED_AFTER_BACKWARD, run.why_no_steps)
     if run.is_data_parallel:
         return None
     # The steps of which all reductions of gradients are launched after backward.
@@ -394,9 +426,9 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     # A stage of a pipeline may reduce nothing but the norm of its gradients, which sizes tell from the gradients.
     is_stage = any((rank.timings.operation == _SEND_RECV).any() for rank in run.analysis.ranks)
     if is_stage and np.all(late.counts == 1) and np.any(late.bytes == UNKNOWN):
-        return Abstained("gradients reduced after backward", _why_no_sizes(run))
+        return Abstained(REDUCED_AFTER_BACKWARD, _why_no_sizes(run))
     if run.collectives.reason:
-        return Abstained("gradients reduced after backward", run.collectives.reason)
+        return Abstained(REDUCED_AFTER_BACKWARD, run.collectives.reason)
     exposed_ns, duration_ns = (median_or_zero(late.by_unit(np.add, ns)) for ns in (late.exposed_ns, late.duration_ns))
     if exposed_ns <= _MOSTLY_EXPOSED * duration_ns:
         return None
@@ -405,7 +437,7 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     may_be_ddp &= not late.are_sharded
     of_ddp = " If DDP runs already, one bucket holds all gradients: take a smaller bucket_cap_mb." if may_be_ddp else ""
     return Finding(
-        "gradients reduced after backward",
+        REDUCED_AFTER_BACKWARD,
         f"{len(late.counts)} of {count_noun(len(run.gradients.counts), 'step')} "
         f"{by_number(len(late.counts), 'launches', 'launch')} all reductions of gradients after backward: "
         f"{milliseconds(exposed_ns)} of a typical step are exposed.",
@@ -413,8 +445,12 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
         f"{'fully_shard' if late.are_sharded else 'DistributedDataParallel'} does (DeepSpeed: overlap_comm, "
         f"Megatron-LM: --overlap-grad-reduce).{of_ddp}",
         *run.where(late),
-        median_or_zero(late.cost_ns),
+        cost_ns=median_or_zero(late.cost_ns),
     )
+
+
+MANY_BUCKETS = "one collective per parameter"
+SINGLE_BUCKET = "one bucket for all gradients"
 
 
 def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
@@ -425,7 +461,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     mostly exposed and not small.
     """
     if run.why_no_steps:
-        return Abstained("one collective per parameter", run.why_no_steps)
+        return Abstained(MANY_BUCKETS, run.why_no_steps)
     every = run.gradients.by_pass
     if not len(every) or run.is_data_parallel:
         return None
@@ -439,7 +475,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
         if cap is not None:
             larger = f"Put gradients into larger buckets, as DistributedDataParallel does with bucket_cap_mb={cap}"
         return Finding(
-            "one collective per parameter",
+            MANY_BUCKETS,
             f"A typical {every.unit_name} reduces its gradients by {count} collectives{typical}.",
             "Shard larger parts of the model as one unit each: each collective costs its latency."
             if every.are_sharded
@@ -452,13 +488,13 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     if count > 1 or 2 * np.count_nonzero(every.blocking == _AFTER_BACKWARD) > len(every):
         return None
     if run.collectives.reason:
-        return Abstained("one bucket for all gradients", run.collectives.reason)
+        return Abstained(SINGLE_BUCKET, run.collectives.reason)
     exposed = median_or_zero(every.exposed_ns)
     if not every.are_small and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
         cap = None if every.are_sharded else bucket_cap_mb(every, OF_ONE)
         setting = "(bucket_cap_mb)" if cap is None else f"(bucket_cap_mb={cap})"
         return Finding(
-            "one bucket for all gradients",
+            SINGLE_BUCKET,
             f"One collective reduces all gradients of a {every.unit_name}, and {milliseconds(exposed)} of it are "
             "exposed: it cannot begin before the last gradient is ready.",
             "Shard the model in several units (fully_shard: its layers, too; DeepSpeed: a smaller reduce_bucket_size), "
@@ -466,11 +502,14 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             if every.are_sharded
             else f"Take several buckets {setting}, so that the first begin while backward computes.",
             *run.where(every),
-            median_or_zero(every.sum_of_steps(every.cost_ns)),
+            cost_ns=median_or_zero(every.sum_of_steps(every.cost_ns)),
             argument=None if every.are_sharded else "bucket_cap_mb",
             value=cap,
         )
     return None
+
+
+WAIT_IN_BACKWARD = "backward waits for its reductions"
 
 
 def wait_in_backward(run: RunEvidence) -> Finding | Abstained | None:
@@ -491,20 +530,23 @@ def wait_in_backward(run: RunEvidence) -> Finding | Abstained | None:
     if 2 * len(waited.counts) <= len(every.counts):
         return None  # compute runs beside them
     if 2 * np.count_nonzero(waited.consumer == UNKNOWN) > len(waited):
-        return Abstained("backward waits for its reductions", run.unknown_needs)
+        return Abstained(WAIT_IN_BACKWARD, run.unknown_needs)
     waited = waited.of_units(waited.by_unit(np.logical_and, waited.is_needed_on_stream & (waited.blocking_ns > 0)))
     if 2 * len(waited.counts) <= len(every.counts):
         return None
     cost_ns = median_or_zero(waited.sum_of_steps(waited.by_unit(np.add, waited.blocking_ns)))
     return Finding(
-        "backward waits for its reductions",
+        WAIT_IN_BACKWARD,
         f"In {waited.steps} of {every.steps} steps compute of backward needs each reduction but the last, and stands "
         f"still for them for {milliseconds(cost_ns)} of a typical step.",
         "Where hooks of your own wait for their collectives, launch these with async_op=True and wait after backward; "
         "an optimizer that steps in backward needs them at once.",
         *run.where(waited),
-        cost_ns,
+        cost_ns=cost_ns,
     )
+
+
+LAST_BUCKET = "large last bucket"
 
 
 def last_bucket(run: RunEvidence) -> Finding | Abstained | None:
@@ -514,7 +556,7 @@ def last_bucket(run: RunEvidence) -> Finding | Abstained | None:
     it. (The tail is exposed communication after the last compute of backward.)
     """
     if run.collectives.why_no_cause == LOST_LAUNCHES:
-        return Abstained("large last bucket", LOST_LAUNCHES)
+        return Abstained(LAST_BUCKET, LOST_LAUNCHES)
     cause, blocking = run.cause, run.collectives.blocking
     if cause is None or (advice := cause.smaller_bucket_advice) is None:
         return None
@@ -524,14 +566,17 @@ def last_bucket(run: RunEvidence) -> Finding | Abstained | None:
     cost_ns = min(tail_ns, blocking.typical_ns) if blocking else tail_ns
     less = f"; the median step stands still for {milliseconds(cost_ns)}" if cost_ns < tail_ns else ""
     return Finding(
-        "large last bucket",
+        LAST_BUCKET,
         f"{milliseconds(tail_ns)} of the typical step are the tail of the last bucket, of "
         f"{size(cause.bytes or 0)}, after backward{less}.",
-        f"{advice[:1].upper()}{advice[1:]}.",
+        f"{capitalized(advice)}.",
         cost_ns=cost_ns,
         argument="bucket_cap_mb",
         value=cause.smaller_bucket_mb,
     )
+
+
+TIME_WITHOUT_SIZE = "time does not depend on size"
 
 
 def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
@@ -541,7 +586,7 @@ def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
     step is exposed.
     """
     if run.why_no_steps:
-        return Abstained("time does not depend on size", run.why_no_steps)
+        return Abstained(TIME_WITHOUT_SIZE, run.why_no_steps)
     if run.collectives.reason or not run.analysis.has_steps:
         return None
     alike = find_alike_times(run.analysis)
@@ -552,16 +597,19 @@ def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
     if not alike:
         sizes = np.concatenate([rank.timings.bytes for rank in run.analysis.ranks])
         is_known = not len(sizes) or bool((sizes != UNKNOWN).any())
-        return None if is_known else Abstained("time does not depend on size", _why_no_sizes(run))
+        return None if is_known else Abstained(TIME_WITHOUT_SIZE, _why_no_sizes(run))
     operation = f"{alike.operation.replace('_', '-')}s"
     latency, late_rank = "measure the latency of a small all-reduce.", "Record all ranks and see which arrives late"
     way_out = latency.capitalize() if alike.is_transfer else f"{late_rank} (ddp-prof skew), or {latency}"
     return Finding(
-        "time does not depend on size",
+        TIME_WITHOUT_SIZE,
         f"{operation} of {size(alike.small_bytes)} and of {size(alike.large_bytes)} take "
         f"{milliseconds(alike.small_ns)} and {milliseconds(alike.large_ns)} (medians).",
         f"Bandwidth does not limit these messages: neither fewer bytes nor a faster link would shorten them. {way_out}",
     )
+
+
+LATE_READINESS = "gradients ready in another order than buckets"
 
 
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
@@ -572,7 +620,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     collective without a size is not taken for a bucket if other collectives of its pass have sizes.
     """
     if run.why_no_steps:
-        return Abstained("gradients ready in another order than buckets", run.why_no_steps)
+        return Abstained(LATE_READINESS, run.why_no_steps)
     every = run.gradients.by_pass
     has_size = every.bytes != UNKNOWN
     buckets = select(every, has_size | ~np.repeat(every.by_unit(np.logical_or, has_size), every.counts))
@@ -591,21 +639,23 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         if shares and shares[len(shares) // 2] >= _LATE:
             late[rank.name] = shares[len(shares) // 2]
     if not any(not math.isnan(share) for facts in run.facts for share in facts.first_share):
-        return Abstained("gradients ready in another order than buckets", "the trace does not tell when backward began")
+        return Abstained(LATE_READINESS, "the trace does not tell when backward began")
     if not late:
         return None
     exposed = run.typical_exposed_ns(hooks.sum_of_steps(hooks.by_unit(np.add, hooks.exposed_ns)))
     told = "" if exposed is None else f": {milliseconds(exposed)} of a typical step's communication are exposed"
     return Finding(
-        "gradients ready in another order than buckets",
+        LATE_READINESS,
         f"The first of {hooks.counts[0]} buckets was launched when {percent(max(late.values()))} of backward was over"
         f"{told}.",
         "Register parameters in the order in which forward uses them, or let DDP rebuild its buckets: it does so after "
         "the first step unless find_unused_parameters is set.",
         tuple(late),
-        (),
-        run.typical_exposed_ns(hooks.sum_of_steps(hooks.cost_ns)),
+        cost_ns=run.typical_exposed_ns(hooks.sum_of_steps(hooks.cost_ns)),
     )
+
+
+BUCKET_COPIES = "copies out of buckets"
 
 
 def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
@@ -619,10 +669,10 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     if run.is_cpu or (len(run.gradients) and not len(every)):
         return None
     if not len(every):
-        return Abstained("copies out of buckets", run.why_no_steps) if run.why_no_steps else None
+        return Abstained(BUCKET_COPIES, run.why_no_steps) if run.why_no_steps else None
     needed = int((every.consumer != UNKNOWN).sum())
     if 2 * needed <= len(every):
-        return Abstained("copies out of buckets", run.unknown_needs)
+        return Abstained(BUCKET_COPIES, run.unknown_needs)
     copied = select(every, every.is_copied)
     if 2 * len(copied) <= needed:
         return None
@@ -634,18 +684,23 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     ]
     slowest = max(range(len(of_ranks)), key=lambda index: sum(of_ranks[index]))
     copies_ns, launches_ns = of_ranks[slowest]
-    whole = "a typical step" if run.analysis.has_steps else "the capture"
+    whole = run.whole
     if sum(len(facts.copies_ns) > 0 for facts in run.facts_of_steps) > 1:
         whole += f" of {run.analysis.ranks[slowest].name}"
     launches = f", and their launches up to {milliseconds(launches_ns)} more" if launches_ns else ""
     return Finding(
-        "copies out of buckets",
+        BUCKET_COPIES,
         f"For {len(copied):,} of {needed:,} reductions of gradients, a memory copy is what needs the result first; "
         f"copies on the stream of compute take {milliseconds(copies_ns)} of {whole}{launches}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
-        copies_ns + launches_ns,
+        cost_ns=copies_ns + launches_ns,
+        argument="gradient_as_bucket_view",
+        value=True,
     )
+
+
+NEED_ORDER = "the last bucket is needed first"
 
 
 def need_order(run: RunEvidence) -> Finding | Abstained | None:
@@ -657,7 +712,7 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     if run.is_cpu:
         return None
     if run.why_no_steps:
-        return Abstained("the last bucket is needed first", run.why_no_steps)
+        return Abstained(NEED_ORDER, run.why_no_steps)
     several = run.gradients.by_pass.of_several
     if not len(several):
         return None
@@ -665,7 +720,7 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     is_unknown = (several.consumer == UNKNOWN) | (several.blocking_ns == UNKNOWN)
     known = several.of_units(~several.by_unit(np.logical_or, is_unknown))
     if 2 * len(known.counts) <= len(several.counts):
-        return Abstained("the last bucket is needed first", run.unknown_needs)
+        return Abstained(NEED_ORDER, run.unknown_needs)
     # The last collective of each pass, and whether its consumer begins before those of all other collectives.
     last = select(known, known.last)
     is_first = last.consumer_start_ns < known.least_but_last(known.consumer_start_ns)
@@ -674,13 +729,16 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
         return None
     cost = median_or_zero(found.sum_of_steps(found.blocking_ns))
     return Finding(
-        "the last bucket is needed first",
+        NEED_ORDER,
         f"In {found.steps} of {last.steps} steps the first operation that needs a collective needs the one launched "
         f"last, and stands still for it for {milliseconds(cost)}.",
         "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
         *run.where(found),
-        cost,
+        cost_ns=cost,
     )
+
+
+UNUSED_VOTE = "vote on unused parameters"
 
 
 def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
@@ -690,12 +748,12 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     or synchronize.
     """
     if run.why_no_steps:
-        return Abstained("vote on unused parameters", run.why_no_steps)
+        return Abstained(UNUSED_VOTE, run.why_no_steps)
     several = run.gradients.by_pass.of_several
     if not len(several):
         return None
     if np.any(several.bytes == UNKNOWN):
-        return Abstained("vote on unused parameters", _why_no_sizes(run))
+        return Abstained(UNUSED_VOTE, _why_no_sizes(run))
     # The last collective of each pass, if it is small, far smaller than the others, and launched in these phases.
     last = select(several, several.last)
     is_vote = are_votes(last.bytes, several.least_but_last(several.bytes))
@@ -706,11 +764,13 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     exposed = run.typical_exposed_ns(votes.sum_of_steps(votes.exposed_ns))
     told = "" if exposed is None else f", {milliseconds(exposed)} of it exposed"
     return Finding(
-        "vote on unused parameters",
+        UNUSED_VOTE,
         f"In {votes.steps} of {last.steps} steps a collective of "
         f"{median_or_zero(votes.bytes):,} bytes follows the buckets{told}.",
         "Without find_unused_parameters there is no such collective; only a model with unused parameters needs the "
         "option.",
         *run.where(votes),
-        run.typical_exposed_ns(votes.sum_of_steps(votes.cost_ns)),
+        cost_ns=run.typical_exposed_ns(votes.sum_of_steps(votes.cost_ns)),
+        argument="find_unused_parameters",
+        value=False,
     )

@@ -73,8 +73,8 @@ class Finding:
             step: they may be late in some steps only.
         gain_low_ns, gain_high_ns: The 95 % interval of ``expected_gain_ns``; ``None`` if steps are too few for one.
         gain_reason: Why the gain, or its interval, is not known.
-        argument, value: The setting to change, and its new value; ``None`` where the advice is no single setting, or
-            names no value.
+        argument, value: The setting to change, an argument of DistributedDataParallel or an environment variable, and
+            its new value; ``None`` where the advice is no single setting, or names no value.
         cost_reason: Why ``cost_ns`` is not known.
     """
 
@@ -405,6 +405,11 @@ class RunEvidence:
         return (
             NO_LAUNCHES if communicates and not any(rank.communicating_steps for rank in self.overlap.ranks) else None
         )
+
+    @property
+    def whole(self) -> str:
+        """What medians over steps are of, in words: a step or, where nothing marks steps, the capture."""
+        return "a typical step" if self.analysis.has_steps else "the capture"
 
     @property
     def why_no_gradients(self) -> str | None:

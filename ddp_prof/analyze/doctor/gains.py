@@ -14,22 +14,19 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
 from ddp_prof.analyze.critical.critical_path import COMMON_QUEUE, COPIES, HOST_WAITS
 from ddp_prof.analyze.critical.what_if import Gain, gain_of_steps, unknown_gain
-from ddp_prof.analyze.doctor.communication import are_barriers, are_broadcasts_in_forward
+from ddp_prof.analyze.doctor.communication import (
+    BARRIER_IN_STEP,
+    BUCKET_COPIES,
+    BUFFER_BROADCAST,
+    HARDWARE_QUEUE,
+    UNUSED_VOTE,
+    are_barriers,
+    are_broadcasts_in_forward,
+)
 from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence
+from ddp_prof.analyze.doctor.hosts import HOST_SYNC, STRAGGLER
 from ddp_prof.analyze.statistics import FEW_STEPS
 from ddp_prof.table import UNKNOWN, Mask, begins_run
-
-ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
-    "copies out of buckets": ("gradient_as_bucket_view", True),
-    "broadcast in forward": ("broadcast_buffers", False),
-    "vote on unused parameters": ("find_unused_parameters", False),
-    "single hardware queue": ("CUDA_DEVICE_MAX_CONNECTIONS", 8),
-    "overlap without gain": ("NCCL_MAX_CTAS", None),
-}
-"""For the name of a rule, the setting that its advice changes, and the new value (``None``: no certain value).
-
-A setting is an argument of DistributedDataParallel, or an environment variable.
-"""
 
 _MOST_REPLAYS = 32
 """A lag is replayed for at most this number of choices of late ranks."""
@@ -48,9 +45,7 @@ changes, and what differs between two runs.
 
 
 def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
-    """Return the finding with its setting and with the simulated gain, which is limited to the cost of the finding."""
-    argument, value = ARGUMENTS.get(finding.rule, (finding.argument, finding.value))
-    finding = replace(finding, argument=argument, value=value)
+    """Return the finding with the simulated gain, which is limited to the cost of the finding."""
     simulate = SIMULATED.get(finding.rule)
     gain = unknown_gain(NOT_SIMULATED) if simulate is None else simulate(run)
     if finding.cost_ns is None:
@@ -148,13 +143,13 @@ def _without_common_queue(run: RunEvidence) -> Gain:
 
 
 SIMULATED: Mapping[str, Callable[[RunEvidence], Gain]] = {
-    "copies out of buckets": lambda run: run.what_if.without(COPIES),
-    "host synchronization in backward": lambda run: run.what_if.without(HOST_WAITS),
-    "single hardware queue": _without_common_queue,
-    "straggler": _without_straggler,
-    "vote on unused parameters": lambda run: run.what_if.without_collectives(_are_votes),
-    "broadcast in forward": lambda run: run.what_if.without_collectives(are_broadcasts_in_forward),
-    "barrier in each step": lambda run: run.what_if.without_collectives(are_barriers),
+    BUCKET_COPIES: lambda run: run.what_if.without(COPIES),
+    HOST_SYNC: lambda run: run.what_if.without(HOST_WAITS),
+    HARDWARE_QUEUE: _without_common_queue,
+    STRAGGLER: _without_straggler,
+    UNUSED_VOTE: lambda run: run.what_if.without_collectives(_are_votes),
+    BUFFER_BROADCAST: lambda run: run.what_if.without_collectives(are_broadcasts_in_forward),
+    BARRIER_IN_STEP: lambda run: run.what_if.without_collectives(are_barriers),
 }
 """For the name of a rule, the function that replays the recorded steps without the cause of its finding.
 

@@ -12,7 +12,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.statistics import WORTH, bootstrap_interval
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
-from ddp_prof.columns import by_number, count_noun, milliseconds, percent
+from ddp_prof.columns import by_number, capitalized, count_noun, milliseconds, percent
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
 from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
@@ -41,6 +41,9 @@ _MARK_STEPS = "Mark steps (--step-range) to see whether steps wait for the host,
 _LOAD_AHEAD = "If the host loads data meanwhile, load and move it in other processes, ahead of the step that needs it."
 
 
+HOST_SYNC = "host synchronization in backward"
+
+
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     """Find waits of the host for the device during backward, which make it launch the rest of backward late.
 
@@ -48,11 +51,11 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     and both these waits and the idle time of the compute stream are more than a hundredth of the step.
     """
     if run.why_no_steps:
-        return Abstained("host synchronization in backward", run.why_no_steps)
+        return Abstained(HOST_SYNC, run.why_no_steps)
     if run.is_cpu:
         return _host_sync_on_host(run)
     if not all(facts.knows_syncs for facts in run.facts):
-        return Abstained("host synchronization in backward", "the trace does not tell what the host waited for")
+        return Abstained(HOST_SYNC, "the trace does not tell what the host waited for")
     # For each rank that waits: its name, the number of its waits, and their length and the idle time in a typical step.
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts_of_steps, run.overlap.ranks, strict=True):
@@ -66,14 +69,13 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     wait, bare = median_or_zero([one[2] for one in found]), median_or_zero([one[3] for one in found])
     times = count_noun(sum(count for _, count, *_ in found), "time")
     return Finding(
-        "host synchronization in backward",
+        HOST_SYNC,
         f"The host waited for the device {times} between the start of backward and its last collective, "
         f"{milliseconds(wait)} in a typical step, in which the stream of compute idles for "
         f"{milliseconds(bare)}.",
         "Move .item(), .cpu(), print and torch.cuda.synchronize() out of backward and its hooks.",
         tuple(name for name, *_ in found),
-        (),
-        max(min(one[2:]) for one in found),
+        cost_ns=max(min(one[2:]) for one in found),
     )
 
 
@@ -105,17 +107,16 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         return None
     if low < 1 - _DELAY_TOLERANCE or high > 1 + _DELAY_TOLERANCE:
         reason = "too few steps show whether the host waits for collectives, or whether they end before it needs them"
-        return Abstained("host synchronization in backward", reason)
+        return Abstained(HOST_SYNC, reason)
     wait = median_or_zero(blocked.sum_of_steps(blocked.by_unit(np.add, blocked.duration_ns)))
     return Finding(
-        "host synchronization in backward",
+        HOST_SYNC,
         f"In {blocked.steps} of {every.steps} steps each reduction of gradients in backward had ended "
         f"before the next one was launched, and delayed it by {low:.2f} to {high:.2f} ms for each ms that it took: "
         f"{milliseconds(wait)} of a typical step.",
         _WAITS_OF_FSDP if any((rank.timings.operation == _SCATTER).any() for rank in run.analysis.ranks) else _IN_HOOKS,
         run.where(blocked)[0],
-        (),
-        wait,
+        cost_ns=wait,
     )
 
 
@@ -149,6 +150,9 @@ def _delay_by_length(launched: Gradients) -> tuple[float, float] | None:
     return bootstrap_interval(products, lambda draws: draws[..., 0].sum(axis=1) / draws[..., 1].sum(axis=1))
 
 
+LAUNCH_BOUND = "launch-bound host"
+
+
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     """Find a host that launches too slowly, so that the device waits for it.
 
@@ -167,8 +171,8 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         return _launch_bound_on_host(run)
     if run.critical.reason:
         if any(rank.loses_launches for rank in run.analysis.ranks):  # what a device waited for, too
-            return Abstained("launch-bound host", LOST_LAUNCHES)
-        return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
+            return Abstained(LAUNCH_BOUND, LOST_LAUNCHES)
+        return _starved_devices(run) or Abstained(LAUNCH_BOUND, run.critical.reason)
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
     unfed = {
         rank.name: median_or_zero(one.unfed_ns)
@@ -179,24 +183,25 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         (path, min(path.host_delay_ns, unfed[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.path_ns)
         for path in run.critical.steps
     ]
-    shares = sorted(ns / step_ns for _, ns, step_ns in late)
-    if not shares or shares[len(shares) // 2] < _HOST_SHARE:
+    if not late:
+        return None
+    share = sorted(ns / step_ns for _, ns, step_ns in late)[len(late) // 2]
+    if share < _HOST_SHARE:
         return None
     cost = median_or_zero([ns for _, ns, _ in late])
     between = median_or_zero([max(0, step_ns - path.path_ns) for path, _, step_ns in late])
     # The path of a step goes through one rank; others whose device waits for launches for as long are no better.
     named = {path.rank for path, _, _ in late}
     least_ns = max(_AS_LONG * min(unfed[name] for name in named), _HOST_SHARE * median_or_zero([ns for *_, ns in late]))
-    whole = "a typical step" if run.analysis.has_steps else "the capture"
     where = "on the critical path" + (", or in the next step," if run.analysis.has_steps else "")
     return Finding(
-        "launch-bound host",
-        f"{percent(shares[len(shares) // 2])} of {whole}, {milliseconds(cost)}, is time in which the device waits for "
+        LAUNCH_BOUND,
+        f"{percent(share)} of {run.whole}, {milliseconds(cost)}, is time in which the device waits for "
         f"launches: what came next {where} could not begin before the host had launched it.",
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
         tuple(name for name, ns in unfed.items() if name in named or ns >= least_ns),
         tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),
-        cost,
+        cost_ns=cost,
     )
 
 
@@ -220,7 +225,7 @@ def _name_late_hosts(
     cost, share, name = max(found)
     of_rank = f" of {name}" if len(run.analysis.ranks) > 1 else ""
     text = evidence.format(share=percent(share), time=milliseconds(cost), of_rank=of_rank)
-    return Finding("launch-bound host", text, advice, tuple(name for *_, name in found), (), cost)
+    return Finding(LAUNCH_BOUND, text, advice, tuple(name for *_, name in found), cost_ns=cost)
 
 
 def _idle_between_steps(run: RunEvidence) -> Finding | None:
@@ -242,9 +247,8 @@ def _starved_devices(run: RunEvidence) -> Finding | None:
     lengths = [
         median_or_zero(rank.lengths_ns or [step.window_ns or 0 for step in rank.steps]) for rank in run.overlap.ranks
     ]
-    whole = "a typical step" if run.analysis.has_steps else "the capture"
     found = "the device was idle and its next work was not launched yet."
-    evidence = f"For {{share}} of {whole}{{of_rank}}, {{time}}, {found}"
+    evidence = f"For {{share}} of {run.whole}{{of_rank}}, {{time}}, {found}"
     return _name_late_hosts(run, starved, lengths, evidence, _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS)
 
 
@@ -253,9 +257,9 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
     if not any(rank.comm_ns for rank in run.overlap.ranks):
         reason = next((rank.reason for rank in run.overlap.ranks if rank.reason != NO_COMMUNICATION), None)
         silent = f"{NO_COMMUNICATION}, which may be what the host does between its phases"
-        return Abstained("launch-bound host", reason or silent)
+        return Abstained(LAUNCH_BOUND, reason or silent)
     if not any(facts.outside_ns for facts in run.facts_of_steps):
-        return Abstained("launch-bound host", "no range tells when forward ran in a step")
+        return Abstained(LAUNCH_BOUND, "no range tells when forward ran in a step")
     outside = [median_or_zero(facts.outside_ns) for facts in run.facts_of_steps]
     lengths = [median_or_zero(rank.lengths_ns) for rank in run.overlap.ranks]
     evidence = (
@@ -265,6 +269,9 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
     return _name_late_hosts(run, outside, lengths, evidence, _LOAD_AHEAD)
 
 
+STRAGGLER = "straggler"
+
+
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
     """Find a rank for which the other ranks wait, or several that are late together or in turns.
 
@@ -272,10 +279,10 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     without its lag; or if another rank is late in each step, and most steps would be clearly shorter without that.
     """
     if run.skew.reason:
-        return Abstained("straggler", run.skew.reason)
+        return Abstained(STRAGGLER, run.skew.reason)
     if run.skew.doubt:
         reason = f"who arrives last ({run.skew.names_of(run.skew.late_ranks)}) {run.skew.doubt}"
-        return Abstained("straggler", reason)
+        return Abstained(STRAGGLER, reason)
     if run.skew.group:
         return _late_group(run, run.skew.group)
     # Without a straggler: undecided if one rank is last in all steps, but these are too few, or if nothing marks steps.
@@ -283,34 +290,35 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
         latest = None if run.skew.steps else run.skew.latest
         if latest and 2 * latest.last_collectives > latest.matched:
             last = f"{latest.name} arrives last at {latest.last_collectives} of {latest.matched} collectives"
-            return Abstained("straggler", f"{last}, and {NO_STEPS}")
+            return Abstained(STRAGGLER, f"{last}, and {NO_STEPS}")
         for rank in run.skew.ranks:
             if run.skew.steps and rank.last_steps == len(run.skew.steps):
                 which = f"each of {rank.last_steps} steps" if rank.last_steps > 1 else "the only step"
                 reason = f"{rank.name} arrives last in {which}, too few to exclude chance"
-                return Abstained("straggler", reason)
+                return Abstained(STRAGGLER, reason)
         return _late_in_turns(run)
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
     cost = late.cost_when_last_ns
     if cost == 0:
         return None
-    most = "" if run.knows_queues else "at most "
-    costs = "" if cost is None else f"; that costs another rank {most}{milliseconds(cost)} in such a step"
-    per_step = None if run.skew.costs_ns is None else round(sum(run.skew.costs_ns) / steps)
+    costs = "" if cost is None else f"; {_costs_another_rank(run, cost)} in such a step"
+    per_step = run.skew.cost_ns
     if per_step is not None and 2 * late.last_steps < steps:
         costs += f", {milliseconds(per_step)} in the mean step"
     return Finding(
-        "straggler",
-        f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "
+        STRAGGLER,
+        f"{capitalized(late.name)} arrives last in {late.last_steps} of {steps} steps, by "
         f"{milliseconds(late.lag_when_last_ns or 0)} (median){costs}.",
         "Compare its input, clocks, power limit and placement with the other ranks'."
         if 2 * late.last_steps >= steps
         else "Look for what it alone does now and then: checkpoints, evaluation, logging, data loading, garbage "
         "collection.",
         (late.name,),
-        (),
-        per_step,
+        cost_ns=per_step,
     )
+
+
+UNEVEN_COMPUTE = "uneven compute"
 
 
 def uneven_compute(run: RunEvidence) -> Finding | None:
@@ -337,34 +345,31 @@ def uneven_compute(run: RunEvidence) -> Finding | None:
         return None
     which = run.skew.names_of(found)
     return Finding(
-        "uneven compute",
-        f"{which[:1].upper()}{which[1:]} compute{'' if len(found) > 1 else 's'} longest, up to {milliseconds(longest)} "
+        UNEVEN_COMPUTE,
+        f"{capitalized(which)} compute{'' if len(found) > 1 else 's'} longest, up to {milliseconds(longest)} "
         f"of a typical step; the median of all ranks is {milliseconds(usual)}. Others may wait for that in sends and "
         "receives, which are not matched.",
         "Give these ranks less work, such as fewer layers of a pipeline; if they have no more than others, compare "
         "their clocks, power limit and placement.",
         tuple(run.skew.ranks[index].name for index in found),
-        (),
-        sum(times[index] - usual for index in found),
+        cost_ns=sum(times[index] - usual for index in found),
     )
 
 
 def _late_group(run: RunEvidence, group: LateGroup) -> Finding | None:
     """Return the finding of ranks that are late together; ``None`` if that costs the others nothing."""
-    names, cost = tuple(run.skew.ranks[index].name for index in group.ranks), group.cost_ns
+    cost = group.cost_ns
     if cost == 0:
         return None
-    most = "" if run.knows_queues else "at most "
-    costs = "" if cost is None else f"; that costs another rank {most}{milliseconds(cost)} in such a step"
+    costs = "" if cost is None else f"; {_costs_another_rank(run, cost)} in such a step"
     which = run.skew.names_of(group.ranks)
     return Finding(
-        "straggler",
-        f"{which[:1].upper()}{which[1:]} arrive last together in {group.steps} of {len(run.skew.steps)} steps, by "
+        STRAGGLER,
+        f"{capitalized(which)} arrive last together in {group.steps} of {len(run.skew.steps)} steps, by "
         f"{milliseconds(group.lag_ns)} (median){costs}.",
         "Compare their input, clocks, power limit and placement with the other ranks': they may have a node in common.",
-        names,
-        (),
-        None if run.skew.costs_ns is None else round(sum(run.skew.costs_ns) / len(run.skew.steps)),
+        tuple(run.skew.ranks[index].name for index in group.ranks),
+        cost_ns=run.skew.cost_ns,
     )
 
 
@@ -376,19 +381,24 @@ def _late_in_turns(run: RunEvidence) -> Finding | None:
         return None
     steps = [step for step in run.skew.steps if step.last is not None]
     lag_ns = median_or_zero([step.lags_ns[step.last] or 0 for step in steps if step.last is not None])
-    most, cost = "" if run.knows_queues else "at most ", turns.cost_ns
     several = max(map(len, turns.ranks.values())) > 1
     return Finding(
-        "straggler",
+        STRAGGLER,
         f"Ranks are late in turns: in {len(steps)} of {len(run.skew.steps)} steps {'some' if several else 'one'} of "
         f"them arrive{'' if several else 's'} last, by {milliseconds(lag_ns)} (median), and none so often that chance "
-        f"does not explain it; that costs another rank {most}{milliseconds(cost)} in a step (mean).",
+        f"does not explain it; {_costs_another_rank(run, turns.cost_ns)} in a step (mean).",
         "Give all ranks equal work in each step (samples of equal length, packed or sorted into buckets), and look for "
         "pauses that any of them may have: data loading, garbage collection, other programs.",
-        (),
-        (),
-        cost,
+        cost_ns=turns.cost_ns,
     )
+
+
+def _costs_another_rank(run: RunEvidence, cost_ns: int) -> str:
+    """Say what a lag costs: at most, where it is not known what queued behind the waits for it."""
+    return f"that costs another rank {'' if run.knows_queues else 'at most '}{milliseconds(cost_ns)}"
+
+
+GRAPH_REPLAY = "CUDA graphs recorded whole"
 
 
 def graph_replay(run: RunEvidence) -> Finding | None:
@@ -404,11 +414,14 @@ def graph_replay(run: RunEvidence) -> Finding | None:
     replays = sum(graphs.values())
     were = by_number(replays, "was", "were")
     return Finding(
-        "CUDA graphs recorded whole",
+        GRAPH_REPLAY,
         f"{count_noun(replays, 'replay')} of CUDA graphs {were} recorded as one activity each.",
         "Record with nsys profile --cuda-graph-trace=node to see what the graphs compute and communicate.",
         tuple(graphs),
     )
+
+
+PROFILER_OVERHEAD = "overhead of the profiler"
 
 
 def profiler_overhead(run: RunEvidence) -> Finding | None:
@@ -425,7 +438,7 @@ def profiler_overhead(run: RunEvidence) -> Finding | None:
         return None
     whole = "time of steps" if run.analysis.has_steps else "capture"
     return Finding(
-        "overhead of the profiler",
+        PROFILER_OVERHEAD,
         f"The profiler was at work in {percent(max(found.values()))} of the {whole}.",
         "Record fewer steps, without backtraces, sampling and memory usage (nsys: --cuda-flush-interval).",
         tuple(found),

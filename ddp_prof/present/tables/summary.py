@@ -11,6 +11,7 @@ from string import digits
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
+from ddp_prof.analyze.doctor.hosts import LAUNCH_BOUND, PROFILER_OVERHEAD
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.statistics import WORTH
@@ -63,13 +64,13 @@ _SHORT = 130
 _SEE_DOCTOR = " (ddp-prof doctor)"
 _BETWEEN = "mostly from the last work of a step to the first of the next"
 _REASONS_OF_IDLE = {
-    "launch-bound host": "the host launches work too late",
-    "overhead of the profiler": "the profiler itself takes time",
+    LAUNCH_BOUND: "the host launches work too late",
+    PROFILER_OVERHEAD: "the profiler itself takes time",
 }
 """For rules of the doctor: why the device is idle, in the words of a sentence."""
 _REASONS_ON_CPU = {
     **_REASONS_OF_IDLE,
-    "launch-bound host": "what no phase holds, such as loading data, takes that time",
+    LAUNCH_BOUND: "what no phase holds, such as loading data, takes that time",
 }
 """The same of ranks on a CPU, which have no device."""
 

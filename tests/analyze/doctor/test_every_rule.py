@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,8 @@ from ddp_prof.analyze import doctor
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.runs import LoadOptions, load_runs
 from ddp_prof.trace import Category, Kind, Trace
+from ddp_prof.tune.candidates import tries_of
+from ddp_prof.tune.tries import parse_tries
 from tests.analyze.collectives.test_straggler import pipeline
 from tests.analyze.doctor.test_gpu_rules import (
     MS,
@@ -84,6 +88,15 @@ FAULTY: dict[str, Callable[[], Diagnosis]] = {
     "CUDA graphs recorded whole": lambda: diagnose(with_graphs(training().trace())),
     "overhead of the profiler": lambda: diagnose(profiled(0.2)),
 }
+# What `ddp-prof tune` tries for a finding; nothing where no setting removes its cause, or results would change.
+TRIED = {
+    "one collective per parameter": ("bucket_cap_mb=25",),
+    "one bucket for all gradients": ("bucket_cap_mb=5.9",),
+    "large last bucket": ("bucket_cap_mb=12",),
+    "copies out of buckets": ("gradient_as_bucket_view",),
+    "single hardware queue": ("CUDA_DEVICE_MAX_CONNECTIONS=8",),
+    "vote on unused parameters": ("find_unused_parameters=False",),
+}
 # Without fault; each decides the rules on which it does not abstain.
 SOUND: tuple[Callable[[], Diagnosis], ...] = (
     lambda: recorded(CAPTURES / "nothing.sqlite"),
@@ -92,18 +105,13 @@ SOUND: tuple[Callable[[], Diagnosis], ...] = (
 
 
 def rules_in_the_code() -> set[str]:
-    """The names in which findings and abstentions are made, as texts or as a variable ``rule``."""
+    """The names in which findings and abstentions are made: constants beside the rules."""
     found = set()
-    for path in Path(doctor.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            name: ast.expr | None = None
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                is_result = node.func.id in ("Finding", "Abstained", "_find_in_most_steps") and node.args
-                name = next((each for each in node.args if isinstance(each, ast.Constant)), None) if is_result else None
-            elif isinstance(node, ast.Assign) and any(ast.unparse(target) == "rule" for target in node.targets):
-                name = node.value
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                found.add(name.value)
+    for module in {sys.modules[rule.__module__] for rule in doctor.RULES}:
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Finding", "Abstained", "_find_in_most_steps"):
+                values = [getattr(module, each.id, None) for each in node.args if isinstance(each, ast.Name)]
+                found |= {*[value for value in values if isinstance(value, str)][:1]}
     return found
 
 
@@ -129,6 +137,14 @@ def test_it_names_its_fault_and_its_advice_stands_alone(rule: str) -> None:
     for text in (found.evidence, found.advice):
         assert "  " not in text
         assert text.endswith(".")
+
+
+@pytest.mark.parametrize("rule", FAULTY)
+def test_its_setting_can_be_tried(rule: str) -> None:
+    (found,) = [one for one in FAULTY[rule]().findings if one.rule == rule]
+    tries = tries_of(found)
+    assert tries == TRIED.get(rule, ())
+    assert len(parse_tries(tries)) == len(tries)
 
 
 def test_sound_runs_are_judged_by_every_rule_and_blamed_by_none() -> None:
