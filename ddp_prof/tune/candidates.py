@@ -13,7 +13,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import carry_gradients
 from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
-from ddp_prof.analyze.doctor.communication import MANY_BUCKETS, SINGLE_BUCKET
+from ddp_prof.analyze.doctor.buckets import MANY_BUCKETS, SINGLE_BUCKET
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.runs import load_runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_prof.analyze.doctor import communication, hosts
+from ddp_prof.analyze.doctor import buckets, communication, hosts
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 from ddp_prof.analyze.doctor.gains import with_expected_gain
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
@@ -26,24 +26,24 @@ UNDECIDED_TOGETHER = (ABOUT_COMMUNICATION, ABOUT_GRADIENTS)
 
 RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
-    communication.after_backward,
-    communication.bucket_count,
-    communication.wait_in_backward,
-    communication.last_bucket,
-    communication.late_readiness,
+    buckets.after_backward,
+    buckets.bucket_count,
+    buckets.wait_in_backward,
+    buckets.last_bucket,
+    buckets.late_readiness,
     hosts.host_sync,
     hosts.launch_bound,
     hosts.straggler,
     hosts.uneven_compute,
     communication.time_without_size,
-    communication.bucket_copies,
-    communication.need_order,
+    buckets.bucket_copies,
+    buckets.need_order,
     communication.one_communicator,
     communication.hardware_queue,
-    communication.unused_vote,
+    buckets.unused_vote,
     communication.buffer_broadcast,
     communication.barrier,
-    communication.repeated_reduction,
+    buckets.repeated_reduction,
     communication.net_gain,
     hosts.graph_replay,
     hosts.profiler_overhead,
@@ -69,7 +69,8 @@ def diagnose_run(run: RunEvidence) -> Diagnosis:
     What costs nothing is no finding.
     """
     is_alone = run.analysis.is_alone
-    results = [rule(run) for rule in RULES if not (is_alone and rule.__module__ == communication.__name__)]
+    # Of the only rank of a job, only rules about its host can find anything.
+    results = [rule(run) for rule in RULES if not is_alone or rule.__module__ == hosts.__name__]
     found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
     findings = sorted((one for one in found if not _costs_nothing(one)), key=lambda one: -(one.cost_ns or 0))
     abstained = [one for one in results if isinstance(one, Abstained)]

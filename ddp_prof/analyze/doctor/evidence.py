@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.skew import RunSkew
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, NUMBER_BYTES, SHARDING, carry_gradients
+from ddp_prof.analyze.collectives.timing import NUMBER_BYTES, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, MAY_REDUCE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.bucket_copies import find_bucket_copies, is_copy_within_device
@@ -22,6 +21,7 @@ from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.critical.hardware_queue import find_held_ns
 from ddp_prof.analyze.critical.what_if import WhatIf
+from ddp_prof.analyze.doctor.gradients import Gradients, median_or_zero
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.kernels.contention_limit import SlowdownLimit, limit_slowdown
@@ -37,7 +37,6 @@ from ddp_prof.table import (
     UNKNOWN,
     Ints,
     Mask,
-    Table,
     begins_run,
     concatenate,
     distinct,
@@ -56,6 +55,24 @@ NO_STEPS = "the trace marks no whole step (see --step-range)"
 NO_PHASES = "the trace does not tell what backward launched (see --backward-range)"
 
 NO_LAUNCHES = "no step is known to have launched what communicates"
+
+_NO_SIZES_IN_GRAPHS = (
+    "the trace does not tell the sizes of collectives that a CUDA graph launches: record some steps without graphs, "
+    "or, with PyTorch later than 2.13, export by export_chrome_trace(cuda_graph_annotations=...)"
+)
+_BY_PROFILER, _BY_NSYS = True, False
+_WHAT_TELLS_SIZES = {
+    ("nccl", _BY_PROFILER): (
+        "torch.profiler writes them for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
+    ),
+    ("nccl", _BY_NSYS): "NCCL 2.16 and later tells them to nsys, and 'nsys export --include-json=true' keeps them",
+    ("gloo", _BY_PROFILER): (
+        "torch.profiler writes them for gloo with record_shapes=True; 'ddp-prof capture', which does not set it, marks "
+        "the buckets of DDP by --profiler nsys"
+    ),
+    ("gloo", _BY_NSYS): "nsys records none of gloo, but ddp_prof.annotate.instrument(model) marks those of DDP",
+}
+"""What records the sizes of collectives, by the library and by whether torch.profiler recorded, or nsys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,136 +185,6 @@ class RankFacts:
             between_ns=no_times,
             starved_ns=no_times,
         )
-
-
-@dataclass(frozen=True)
-class Gradients(Table):
-    """The collectives that reduce gradients in steps, ordered by rank, step and launch.
-
-    The rows are grouped in units: a unit is a step or, in :attr:`by_pass`, a pass of backward. The order and number of
-    buckets are those of a pass; costs are those of a step, see :meth:`sum_of_steps`.
-
-    Attributes that are not listed here are those of ``CollectiveTimings``.
-
-    Attributes:
-        rank: Index into ``RunAnalysis.ranks``.
-        unit: Index of the step or pass, counted over all ranks.
-        step: Index of the step, counted over all ranks.
-        number: The step's own number, or ``UNKNOWN``.
-        is_copied: Whether its consumer is a memory copy that may be of gradients: of more than a number, within the
-            device.
-        is_needed_on_stream: Whether its consumer is compute of backward on the stream with most compute.
-        exposed_ns: See ``Exposure``.
-    """
-
-    rank: Ints
-    unit: Ints
-    step: Ints
-    number: Ints
-    is_copied: Mask
-    is_needed_on_stream: Mask
-    exposed_ns: Ints
-    phase: Ints
-    bucket: Ints
-    bytes: Ints
-    launch_ns: Ints
-    start_ns: Ints
-    end_ns: Ints
-    blocking: Ints
-    operation: Ints
-    backward_end_ns: Ints
-    updates: Ints
-    blocking_ns: Ints
-    consumer: Ints
-    consumer_start_ns: Ints
-
-    @cached_property
-    def by_pass(self) -> Gradients:
-        """The same collectives grouped by pass of backward: those of a pass share the end of its compute."""
-        return replace(self, unit=np.cumsum(begins_run(self.step, self.backward_end_ns)) - 1)
-
-    @property
-    def unit_name(self) -> str:
-        """What to call a unit: "step" if each step is one unit, else "pass of backward"."""
-        return "step" if len(self.counts) == self.steps else "pass of backward"
-
-    @cached_property
-    def steps(self) -> int:
-        """The number of steps."""
-        return len(distinct(self.step))
-
-    @cached_property
-    def counts(self) -> Ints:
-        """The number of collectives of each unit."""
-        return np.unique(self.unit, return_counts=True)[1]
-
-    @property
-    def last(self) -> Ints:
-        """Row of the last collective of each unit."""
-        return np.cumsum(self.counts) - 1
-
-    @property
-    def first(self) -> Ints:
-        """Row of the first collective of each unit."""
-        return np.cumsum(self.counts) - self.counts
-
-    @property
-    def duration_ns(self) -> Ints:
-        return self.end_ns - self.start_ns
-
-    @property
-    def cost_ns(self) -> Ints:
-        """Upper limit of what the collectives of each unit cost, in nanoseconds.
-
-        That is their exposed time or, if longer, the time in which streams stand still for them (a stream may stand
-        still while another one computes), but not more than their duration.
-        """
-        sums = (self.by_unit(np.add, values) for values in (self.exposed_ns, self.blocking_ns, self.duration_ns))
-        exposed_ns, blocking_ns, duration_ns = sums
-        cost_ns: Ints = np.minimum(np.maximum(exposed_ns, blocking_ns), duration_ns)
-        return cost_ns
-
-    @property
-    def are_small(self) -> bool:
-        """Whether the collectives of a typical unit have so few bytes that they cost little but latency.
-
-        Collectives without a known size count as 0 bytes; ``False`` if no size is known.
-        """
-        is_known = self.bytes != UNKNOWN
-        return bool(is_known.any()) and median_or_zero(self.by_unit(np.add, self.bytes * is_known)) < FEW_BYTES
-
-    @property
-    def are_sharded(self) -> bool:
-        """Whether some leave each rank a part of the gradients, perhaps within groups of ranks only."""
-        return bool(np.isin(self.operation, SHARDING).any())
-
-    def by_unit(self, combine: np.ufunc, values: Ints | Mask) -> Any:
-        """Combine values, one per collective, to one per unit, such as their sum with ``np.add``."""
-        return combine.reduceat(values, self.first)
-
-    def sum_of_steps(self, values: Ints) -> Ints:
-        """Return for each step the sum of the values of its units; ``values`` has one per unit."""
-        first = np.flatnonzero(begins_run(self.step[self.first]))
-        return np.add.reduceat(values, first) if len(values) else values
-
-    def least_but_last(self, values: Ints) -> Ints:
-        """Return the smallest value of each unit without its last collective; ``values`` has one per collective.
-
-        For a unit with a single collective, the largest possible integer.
-        """
-        values = values.copy()
-        values[self.last] = np.iinfo(np.int64).max
-        least: Ints = self.by_unit(np.minimum, values)
-        return least
-
-    def of_units(self, chosen: Mask) -> Gradients:
-        """Return the collectives of the chosen units; ``chosen`` has one element per unit."""
-        return select(self, np.repeat(chosen, self.counts))
-
-    @property
-    def of_several(self) -> Gradients:
-        """The collectives of units with more than one."""
-        return self.of_units(self.counts > 1)
 
 
 @dataclass(frozen=True)
@@ -437,13 +324,20 @@ class RunEvidence:
         return next(filter(None, reasons), None)
 
     @property
+    def why_no_sizes(self) -> str:
+        """That sizes are not known, and what records them."""
+        timings = [rank.timings for rank in self.analysis.ranks]
+        if all(np.all(one.graph_input_ns[one.bytes == UNKNOWN] != NO_TIME) for one in timings):
+            return _NO_SIZES_IN_GRAPHS
+        library = "gloo" if all(facts.is_gloo for facts in self.facts) else "nccl"
+        recorded = {source == "kineto" for source, *_ in self.overlap.recorded_by}
+        told = [_WHAT_TELLS_SIZES[library, by] for by in (_BY_PROFILER, _BY_NSYS) if by in recorded]
+        return f"the trace does not tell the sizes of collectives: {'; '.join(told)}"
+
+    @property
     def unknown_needs(self) -> str:
         """Why it is not known which operation needs a collective."""
         return self.why_no_dependencies or "it is not known what needs the collectives"
-
-
-def median_or_zero(values: Sequence[int] | Ints) -> int:
-    return round(float(np.median(values))) if len(values) else 0
 
 
 def measure_facts(rank: RankEvents) -> RankFacts:

@@ -14,12 +14,11 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
 from ddp_prof.analyze.critical.critical_path import COMMON_QUEUE, COPIES, HOST_WAITS
 from ddp_prof.analyze.critical.what_if import Gain, gain_of_steps, unknown_gain
+from ddp_prof.analyze.doctor.buckets import BUCKET_COPIES, UNUSED_VOTE
 from ddp_prof.analyze.doctor.communication import (
     BARRIER_IN_STEP,
-    BUCKET_COPIES,
     BUFFER_BROADCAST,
     HARDWARE_QUEUE,
-    UNUSED_VOTE,
     are_barriers,
     are_broadcasts_in_forward,
 )

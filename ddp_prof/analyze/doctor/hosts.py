@@ -9,7 +9,8 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.skew import LateGroup
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.doctor.evidence import NO_STEPS, Abstained, Finding, Gradients, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import NO_STEPS, Abstained, Finding, RunEvidence
+from ddp_prof.analyze.doctor.gradients import Gradients, median_or_zero
 from ddp_prof.analyze.statistics import WORTH, bootstrap_interval
 from ddp_prof.analyze.why_unknown import LOST_LAUNCHES, NO_COMMUNICATION
 from ddp_prof.columns import by_number, capitalized, count_noun, milliseconds, percent

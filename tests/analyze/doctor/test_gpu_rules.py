@@ -19,7 +19,8 @@ from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
 from ddp_prof.analyze.critical.what_if import Gain, WhatIf
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run, gains
-from ddp_prof.analyze.doctor.communication import _reduction_couples_all, bucket_copies
+from ddp_prof.analyze.doctor.buckets import bucket_copies
+from ddp_prof.analyze.doctor.communication import _reduction_couples_all
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.gains import NO_QUEUE
 from ddp_prof.analyze.doctor.hosts import host_sync, straggler
