@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ from ddp_prof.manifest import Manifest
 from ddp_prof.table import Brief, Ints
 from ddp_prof.trace import NO_TIME, UNKNOWN
 from ddp_prof.variants import BYTES_PER_MB
+
+MatchKey = tuple[int | None, str | None, int]
+"""See :func:`_match_key`."""
 
 LARGE_PART, MOST = 0.25, 0.5
 """Smallest fractions of the exposed time that are a large part, or most, of it."""
@@ -215,99 +219,230 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         return None
     typical = found.typical_step
     step, rows = found.of_step(typical), found.rows_of_step(typical)
-    pair, pair_ns, culprit, culprit_ns = _find_culprit(step)
-    # The culprit on all ranks, on the first of them (`one`), and where it is there.
-    own = [collective for collective in step if _match_key(collective) == culprit]
-    one = own[0]
-    are_gradients = _carry_gradients(run, rows)
-    at = step.index(one)
-    rank, row = [(index, int(row)) for index, of_rank in enumerate(rows) for row in of_rank][at]
-    # The collectives of its rank, since ranks may have different numbers of them.
-    mine = [collective for collective in step if collective.step_identity == one.step_identity]
-    same = [collective for collective in step if collective.op == one.op]  # of all ranks
-    # Those of them that reduce gradients but do not vote, those on its rank, and those of its pass there.
-    reducing = [each for each, carries in zip(step, are_gradients, strict=True) if carries]
-    gradients = [each for each in reducing if each.op == one.op and not _is_vote(each, one)]
-    of_rank = [each for each in gradients if each.step_identity == one.step_identity]
-    of_pass = [each for each in of_rank if _pass_key(each) == _pass_key(one)]
-    # The position of the last one of `same`, and of `gradients`, in each pass.
-    last, last_gradients = _last_of_passes(same), _last_of_passes(gradients)
-    sizes = {collective.bytes for collective in own if collective.bytes is not None}
-    late = _find_late(skew, typical)
+    (when, why), pair_ns, key, culprit_ns = _find_culprit(step)
+    culprit, late = _Culprit(run, step, rows, key), _find_late(skew, typical)
+    one, on_rank = culprit.one, culprit.collectives_of_rank
     return RootCause(
+        # The step.
         step=one.step,
         steps=max(1, len(found.exposed_by_step)),
         step_ns=_sum_lengths(run, typical),
         exposed_ns=sum(collective.exposed_ns for collective in step),
         total_exposed_ns=total,
-        when=pair[0],
-        why=pair[1],
+        when=when,
+        why=why,
         pair_ns=pair_ns,
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
+        ranks=sum(len(of_rank) > 0 for of_rank in rows),
+        # Who is late in it.
         knows_late=skew is None or skew.reason is None,
         late_rank=late and late.name,
         late_cost_ns=late and late.cost_ns,
         late_ranks=late.ranks if late else 1,
         is_usually_late=late is None or late.is_usual,
-        ranks=sum(len(of_rank) > 0 for of_rank in rows),
+        # The collective.
         operation=one.op,
         blocking=one.blocking,
         bucket=one.bucket,
         index=one.index,
         collective_ns=culprit_ns,
-        bytes=sizes.pop() if len(sizes) == 1 else None,  # those of an all-to-all differ between ranks
+        bytes=culprit.bytes,
         parameters=_parameter_names(run.manifest, one.bucket),
         alike=find_alike_times(run, one.op) if one.op else None,
-        lead_ns=_lead_ns(own),
-        lead_passes=len({each.backward_end_ns for each in own if each.step_identity == one.step_identity}),
+        lead_ns=culprit.lead_ns,
+        lead_passes=culprit.lead_passes,
+        held_up_ns=culprit.held_up_ns,
         has_launch=one.launch_ns is not None,
-        carries_gradients=are_gradients[at],
-        knows_wait=run.is_alone
-        or (all(each.exposed_wait_ns is not None for each in own) and _has_all_parts(run, one, rank, row)),
-        is_last=all(collective.index == last[_pass_key(collective)] for collective in own),
-        ends_gradients=all(collective.index == last_gradients.get(_pass_key(collective)) for collective in own),
-        last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
-        collectives_per_step=len(mine),
-        alike_per_step=sum(collective.blocking == one.blocking for collective in mine),
-        same_operation_per_step=sum(collective.op == one.op for collective in mine),
-        gradients_per_pass=len(of_pass),
-        times_per_step=_count_reductions(run.ranks[rank].timings, rows[rank], mine, of_rank, culprit),
-        follows_own_bucket=one.bucket is not None
-        and any(_match_key(other)[:2] == culprit[:2] and other.index < one.index for other in mine),
-        passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),
-        exceeds_others=_exceeds_others(one, of_pass),
+        knows_wait=culprit.knows_wait,
+        is_in_graph=bool(culprit.timings.graph_input_ns[culprit.row] != NO_TIME),
+        follows_another=culprit.follows_another,
+        # Its place among the others of its rank.
+        collectives_per_step=len(on_rank),
+        alike_per_step=sum(collective.blocking == one.blocking for collective in on_rank),
+        same_operation_per_step=sum(collective.op == one.op for collective in on_rank),
+        last_bucket=max((each.bucket for each in step if each.op == one.op and each.bucket is not None), default=None),
+        is_last=culprit.is_last_among([collective for collective in step if collective.op == one.op]),
+        follows_own_bucket=culprit.follows_own_bucket,
+        passes=len({end_ns for collective in on_rank if (end_ns := collective.backward_end_ns) is not None}),
+        is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in on_rank),
+        # Its place among those that reduce gradients.
+        carries_gradients=culprit.are_gradients[culprit.at],
+        gradients_per_pass=len(culprit.gradients_of_pass),
+        ends_gradients=culprit.is_last_among(culprit.gradients),
+        times_per_step=culprit.times_per_step,
+        exceeds_others=culprit.exceeds_others,
         are_many_and_small=are_many_and_small(
-            len(of_pass), np.array([each.bytes for each in of_pass if each.bytes is not None])
+            len(culprit.gradients_of_pass),
+            np.array([each.bytes for each in culprit.gradients_of_pass if each.bytes is not None]),
         ),
-        is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in mine),
-        is_in_graph=bool(run.ranks[rank].timings.graph_input_ns[row] != NO_TIME),
-        follows_another=_follows_another(run.ranks[rank].timings, rows[rank], row),
-        held_up_ns=round(median(_held_up_ns(collective, step) for collective in own)),
     )
 
 
-def _carry_gradients(run: RunAnalysis, rows: Sequence[Ints]) -> list[bool]:
-    """Return for each collective of a step whether it seems to reduce gradients; ``rows`` are those of each rank."""
-    of_ranks = [carry_gradients(rank)[own] for rank, own in zip(run.ranks, rows, strict=True)]
-    return [bool(carries) for of_rank in of_ranks for carries in of_rank]
+def _find_culprit(step: Sequence[Collective]) -> tuple[tuple[str, str], int, MatchKey, int]:
+    """Return the pair of when and why with most exposed time in a step, and the collective with most of that time.
+
+    The results are the pair, its time, the :func:`_match_key` of the collective, and the collective's part of that
+    time, summed over ranks.
+    """
+    pairs: Counter[tuple[str, str]] = Counter()
+    for collective in step:
+        for part in collective.exposed_by:
+            pairs[part.when, part.why] += part.ns
+    pair = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
+    parts: Counter[MatchKey] = Counter()
+    for collective in step:
+        parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
+    ((culprit, culprit_ns),) = parts.most_common(1)
+    return pair, pairs[pair], culprit, culprit_ns
 
 
-def _lead_ns(collectives: Sequence[Collective]) -> int | None:
-    """Return :attr:`RootCause.lead_ns` of a collective, given as it is on each rank and in each pass."""
-    leads = [lead for one in collectives if (lead := one.before_backward_end_ns) is not None]
-    return round(median(leads)) if leads else None
+@dataclass(frozen=True)
+class _Culprit:
+    """The collective that is the main cause, on all its ranks, and the collectives of the step beside it.
 
+    Properties with the names of attributes of :class:`RootCause` are described there.
 
-def _follows_another(timings: CollectiveTimings, rows: Ints, row: int) -> bool:
-    """Return :attr:`RootCause.follows_another` of a collective in this row of the timings; ``rows`` are of its step."""
-    start_ns = timings.start_ns[row]
-    before = rows[(timings.lane[rows] == timings.lane[row]) & (timings.start_ns[rows] < start_ns)]
-    if timings.lane[row] == UNKNOWN or not len(before):  # gloo's, or the first one
-        return False
-    ended_ns = timings.end_ns[before].max()
-    # What was launched, or whose input was ready, only after that end did not wait for it.
-    due_ns = max(timings.launch_ns[row], timings.ready_ns[row], timings.input_ns[row])
-    return bool(ended_ns >= start_ns - BACK_TO_BACK_NS and due_ns <= ended_ns)
+    Attributes:
+        run: The run.
+        step: The collectives of the step, rank by rank.
+        rows: The rows of these in the timings of each rank.
+        key: The :func:`_match_key` of the culprit.
+    """
+
+    run: RunAnalysis
+    step: Sequence[Collective]
+    rows: Sequence[Ints]
+    key: MatchKey
+
+    @cached_property
+    def on_ranks(self) -> list[Collective]:
+        """The culprit on each of its ranks, and in each pass of backward."""
+        return [collective for collective in self.step if _match_key(collective) == self.key]
+
+    @property
+    def one(self) -> Collective:
+        """The first of these, by which the others of its rank and pass are found."""
+        return self.on_ranks[0]
+
+    @cached_property
+    def at(self) -> int:
+        """The position of :attr:`one` in ``step``."""
+        return self.step.index(self.one)
+
+    @cached_property
+    def rank(self) -> int:
+        """The index of its rank."""
+        return int(np.repeat(np.arange(len(self.rows)), [len(of_rank) for of_rank in self.rows])[self.at])
+
+    @cached_property
+    def row(self) -> int:
+        """Its row in :attr:`timings`."""
+        return int(np.concatenate(self.rows)[self.at])
+
+    @property
+    def timings(self) -> CollectiveTimings:
+        """The timings of its rank."""
+        return self.run.ranks[self.rank].timings
+
+    @cached_property
+    def collectives_of_rank(self) -> list[Collective]:
+        """The collectives of its rank in the step, as ranks may have different numbers of them."""
+        return self._of_rank(self.step)
+
+    @cached_property
+    def are_gradients(self) -> list[bool]:
+        """For each collective of the step, whether it seems to reduce gradients."""
+        of_ranks = [carry_gradients(rank)[own] for rank, own in zip(self.run.ranks, self.rows, strict=True)]
+        return [bool(carries) for of_rank in of_ranks for carries in of_rank]
+
+    @cached_property
+    def gradients(self) -> list[Collective]:
+        """Those that reduce gradients by its operation, on all ranks; a vote on unused parameters is none of them."""
+        reducing = [each for each, carries in zip(self.step, self.are_gradients, strict=True) if carries]
+        return [each for each in reducing if each.op == self.one.op and not _is_vote(each, self.one)]
+
+    @cached_property
+    def gradients_of_pass(self) -> list[Collective]:
+        """Those of them in its pass of backward on its rank."""
+        return [each for each in self.gradients if _pass_key(each) == _pass_key(self.one)]
+
+    def _of_rank(self, collectives: Sequence[Collective]) -> list[Collective]:
+        return [each for each in collectives if each.step_identity == self.one.step_identity]
+
+    def is_last_among(self, collectives: Sequence[Collective]) -> bool:
+        """Return whether it is the last of some collectives of the step in each of its passes of backward."""
+        last = {_pass_key(each): each.index for each in sorted(collectives, key=lambda each: each.index)}
+        return all(each.index == last.get(_pass_key(each)) for each in self.on_ranks)
+
+    @property
+    def bytes(self) -> int | None:
+        sizes = {each.bytes for each in self.on_ranks if each.bytes is not None}
+        return sizes.pop() if len(sizes) == 1 else None  # those of an all-to-all differ between ranks
+
+    @property
+    def lead_ns(self) -> int | None:
+        leads = [lead for each in self.on_ranks if (lead := each.before_backward_end_ns) is not None]
+        return round(median(leads)) if leads else None
+
+    @property
+    def lead_passes(self) -> int:
+        return len({each.backward_end_ns for each in self._of_rank(self.on_ranks)})
+
+    @property
+    def held_up_ns(self) -> int:
+        return round(median(_held_up_ns(each, self.step) for each in self.on_ranks))
+
+    @property
+    def knows_wait(self) -> bool:
+        is_known = all(each.exposed_wait_ns is not None for each in self.on_ranks)
+        return self.run.is_alone or (is_known and self._has_all_parts)
+
+    @property
+    def _has_all_parts(self) -> bool:
+        """Whether all ranks that take part are among the traces; where one is not, it may have arrived last."""
+        if self.one.ranks is None:  # those that are among the traces take part, or have another communicator
+            world = max((of_run.world_size or 0 for of_run in self.run.ranks), default=0)
+            recorded = sum(len(of_run.timings) > 0 for of_run in self.run.ranks)
+            return not self.run.unrecorded and recorded == max(len(self.run.ranks), world)
+        matches = self.run.matches.rows
+        return int((matches[matches[:, self.rank] == self.row] != UNKNOWN).sum()) >= self.one.ranks
+
+    @property
+    def follows_another(self) -> bool:
+        timings, row, rows = self.timings, self.row, self.rows[self.rank]
+        start_ns = timings.start_ns[row]
+        before = rows[(timings.lane[rows] == timings.lane[row]) & (timings.start_ns[rows] < start_ns)]
+        if timings.lane[row] == UNKNOWN or not len(before):  # gloo's, or the first one
+            return False
+        ended_ns = timings.end_ns[before].max()
+        # What was launched, or whose input was ready, only after that end did not wait for it.
+        due_ns = max(timings.launch_ns[row], timings.ready_ns[row], timings.input_ns[row])
+        return bool(ended_ns >= start_ns - BACK_TO_BACK_NS and due_ns <= ended_ns)
+
+    @property
+    def follows_own_bucket(self) -> bool:
+        same = [each for each in self.collectives_of_rank if _match_key(each)[:2] == self.key[:2]]
+        return self.one.bucket is not None and any(each.index < self.one.index for each in same)
+
+    @property
+    def times_per_step(self) -> int:
+        mine = self.collectives_of_rank
+        updates = dict(
+            zip((each.index for each in mine), self.timings.updates[self.rows[self.rank]].tolist(), strict=True)
+        )
+        if self.one.bucket is None:
+            gradients = self._of_rank(self.gradients)
+            ends_ns, sizes = [each.backward_end_ns for each in gradients], [each.bytes for each in gradients]
+            return count_equal_passes(ends_ns, sizes, [updates[each.index] for each in gradients])
+        same = [each.index for each in mine if _match_key(each) == self.key]
+        return len(same) if len({updates[index] for index in same}) == 1 else 1
+
+    @property
+    def exceeds_others(self) -> bool:
+        """Torch makes the first bucket smaller than the others on purpose."""
+        between = [other.bytes for other in self.gradients_of_pass if other is not self.one][1:]
+        known = [size for size in between if size is not None]
+        return self.one.bytes is not None and bool(known) and self.one.bytes > 2 * max(known)
 
 
 def _held_up_ns(one: Collective, step: Sequence[Collective]) -> int:
@@ -321,48 +456,6 @@ def _held_up_ns(one: Collective, step: Sequence[Collective]) -> int:
     ]
     starts_ns, ends_ns = np.array(earlier, np.int64).reshape(-1, 2).T
     return (union(starts_ns, ends_ns) & union(np.array([one.launch_ns]), np.array([one.start_ns]))).length_ns
-
-
-def _count_reductions(
-    timings: CollectiveTimings,
-    rows: Ints,
-    mine: Sequence[Collective],
-    gradients: Sequence[Collective],
-    culprit: tuple[int | None, str | None, int],
-) -> int:
-    """Return :attr:`RootCause.times_per_step`.
-
-    Args:
-        timings: Of the rank of the culprit.
-        rows: Where its collectives of the step are there.
-        mine: These collectives.
-        gradients: Those of them that may reduce the same gradients several times.
-        culprit: Its :func:`_match_key`.
-    """
-    updates = dict(zip((each.index for each in mine), timings.updates[rows].tolist(), strict=True))
-    if culprit[0] is None:
-        ends_ns, sizes = [each.backward_end_ns for each in gradients], [each.bytes for each in gradients]
-        return count_equal_passes(ends_ns, sizes, [updates[each.index] for each in gradients])
-    same = [each.index for each in mine if _match_key(each) == culprit]
-    return len(same) if len({updates[index] for index in same}) == 1 else 1
-
-
-def _find_culprit(step: Sequence[Collective]) -> tuple[tuple[str, str], int, tuple[int | None, str | None, int], int]:
-    """Return the pair of when and why with most exposed time in a step, and the collective with most of that time.
-
-    The results are the pair, its time, the :func:`_match_key` of the collective, and the collective's part of that
-    time, summed over ranks.
-    """
-    pairs: Counter[tuple[str, str]] = Counter()
-    for collective in step:
-        for part in collective.exposed_by:
-            pairs[part.when, part.why] += part.ns
-    pair = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
-    parts: Counter[tuple[int | None, str | None, int]] = Counter()
-    for collective in step:
-        parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
-    ((culprit, culprit_ns),) = parts.most_common(1)
-    return pair, pairs[pair], culprit, culprit_ns
 
 
 class _Late(NamedTuple):
@@ -402,24 +495,6 @@ def _sum_lengths(run: RunAnalysis, key: int | None) -> int | None:
     return sum(lengths) if lengths and UNKNOWN not in lengths else None
 
 
-def _has_all_parts(run: RunAnalysis, one: Collective, rank: int, row: int) -> bool:
-    """Return whether all ranks of a collective are among the traces; where one is not, it may have arrived last.
-
-    It is the collective in this row of the timings of the run's rank with this index.
-    """
-    if one.ranks is None:  # those that are among the traces take part, or have another communicator
-        world = max((of_run.world_size or 0 for of_run in run.ranks), default=0)
-        recorded = sum(len(of_run.timings) > 0 for of_run in run.ranks)
-        return not run.unrecorded and recorded == max(len(run.ranks), world)
-    matches = run.matches.rows
-    return int((matches[matches[:, rank] == row] != UNKNOWN).sum()) >= one.ranks
-
-
-def _last_of_passes(collectives: Sequence[Collective]) -> dict[tuple[object, int | None], int]:
-    """Return the position in its step of the last of some collectives in each pass of backward on each rank."""
-    return {_pass_key(one): one.index for one in sorted(collectives, key=lambda each: each.index)}
-
-
 def _is_vote(one: Collective, bucket: Collective) -> bool:
     """Return whether a collective is so small beside a bucket that it is a vote on unused parameters, and no bucket."""
     if one.bytes is None or bucket.bytes is None:
@@ -427,22 +502,12 @@ def _is_vote(one: Collective, bucket: Collective) -> bool:
     return bool(are_votes(np.array([one.bytes]), np.array([bucket.bytes])).all())
 
 
-def _exceeds_others(one: Collective, of_pass: Sequence[Collective]) -> bool:
-    """Return whether a collective is more than twice as large as all that reduce gradients in its pass but the first.
-
-    See :class:`RootCause`. Torch makes the first bucket smaller than the others on purpose.
-    """
-    between = [other.bytes for other in of_pass if other is not one][1:]
-    known = [size for size in between if size is not None]
-    return one.bytes is not None and bool(known) and one.bytes > 2 * max(known)
-
-
 def _pass_key(collective: Collective) -> tuple[object, int | None]:
     """Return a key of the collective's pass of backward on its rank; of its step, if no pass is known."""
     return collective.step_identity, collective.backward_end_ns
 
 
-def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:
+def _match_key(collective: Collective) -> MatchKey:
     """Return a key of a collective that is the same on all ranks: bucket, operation and size.
 
     If its bucket is not known, the key contains its operation and its position in the step: what stands there on
