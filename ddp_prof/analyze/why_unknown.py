@@ -88,17 +88,26 @@ def why_unknown(rank: RankEvents) -> str | None:
     """Return why the rank has no overlap ratio; ``None`` if it has one."""
     if not rank.why_left_out and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
-    reason = why_unknown_work(rank) or (COPIES_LOST if _lacks_copies_of_collectives(rank) else None)
-    if not reason and lacks_durations(rank, Category.COMMUNICATION):
-        return NO_DURATIONS
-    if not reason and _has_only_barriers(rank):
-        return ONLY_BARRIERS
-    if not reason and _hides_begin(rank):
-        return NO_BEGIN
-    if reason or rank.union_of(Category.COMMUNICATION).length_ns:
+    if reason := why_unknown_work(rank) or _why_unknown_times(rank):
         return reason
-    if np.any(rank.events.category == Category.COMMUNICATION):
+    if rank.union_of(Category.COMMUNICATION).length_ns:
+        return None
+    return NO_DURATIONS if np.any(rank.events.category == Category.COMMUNICATION) else _why_silent(rank)
+
+
+def _why_unknown_times(rank: RankEvents) -> str | None:
+    """Return why it is not known when the rank's collectives ran, or for how long; ``None`` if it is."""
+    if _lacks_copies_of_collectives(rank):
+        return COPIES_LOST
+    if lacks_durations(rank, Category.COMMUNICATION):
         return NO_DURATIONS
+    if _has_only_barriers(rank):
+        return ONLY_BARRIERS
+    return NO_BEGIN if _hides_begin(rank) else None
+
+
+def _why_silent(rank: RankEvents) -> str:
+    """Return why nothing that communicates was recorded of the rank's steps: it was lost, or there was nothing."""
     if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
         return WARMUP_COMMUNICATES if rank.beside is None else INCOMPLETE_COMMUNICATES
     # What ranges and operators of the process call may be what its other devices communicate.
