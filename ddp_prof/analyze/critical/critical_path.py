@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -390,6 +390,36 @@ def measure_critical_paths(run: RunAnalysis, ranks: Sequence[RankWork], *, with_
     return RunCritical(paths, reason, gains.reason)
 
 
+@dataclass(slots=True)
+class _Path:
+    """A path that is followed backwards.
+
+    Attributes:
+        now_ns: The time that is reached, on the clock of the rank where the path is.
+        left_ns: What is left of its length.
+        parts_ns: The length of each part so far.
+        collectives: Those on it, from the last to the first: index of the rank, row of its timings, length on the path.
+        changes: How often it changed to another rank.
+    """
+
+    now_ns: int
+    left_ns: int
+    parts_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
+    collectives: list[tuple[int, int, int]] = field(default_factory=list)
+    changes: int = 0
+
+    def go_back(self, until_ns: int, part: str) -> None:
+        """Go back to a time; what lies between belongs to ``part``. Does nothing if ``now_ns`` is no later."""
+        if self.now_ns > until_ns:
+            self.take(min(self.now_ns - until_ns, self.left_ns), part)
+
+    def take(self, length_ns: int, part: str) -> None:
+        """Go back by a length, which belongs to ``part``."""
+        self.parts_ns[part] += length_ns
+        self.now_ns -= length_ns
+        self.left_ns -= length_ns
+
+
 class _Walker:
     """Follows paths from operation to operation, over all ranks of a run.
 
@@ -428,21 +458,21 @@ class _Walker:
         """
         first, own = self.run.ranks[index], self.ranks[index].steps
         end_ns, path_ns = int(own.end_ns[step]), int(own.end_ns[step] - own.start_ns[step])
-        parts, on_path, changes = self._follow(index, int(own.last[step]), end_ns, path_ns)
+        path = self._follow(index, int(own.last[step]), end_ns, path_ns)
         # A second path, from the end of the range on the host; see ``StepPath.host_delay_ns``.
-        to_host = parts
+        to_host = path
         if (host_end_ns := int(own.host_end_ns[step])) != NO_TIME:
-            to_host = self._follow(index, int(own.waited[step]), host_end_ns, int(own.host_ns[step]))[0]
+            to_host = self._follow(index, int(own.waited[step]), host_end_ns, int(own.host_ns[step]))
         key = int(first.step_keys[step])
-        gains = self.gains.for_collectives(key, [(rank, timing) for rank, timing, _ in on_path])
-        matched = [bool(self.match_of[rank][timing] != UNKNOWN) for rank, timing, _ in on_path]
+        gains = self.gains.for_collectives(key, [(rank, timing) for rank, timing, _ in path.collectives])
+        matched = [bool(self.match_of[rank][timing] != UNKNOWN) for rank, timing, _ in path.collectives]
         return StepPath(
             step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
             step_key=key if self.run.has_steps else None,
             rank=first.name,
             path_ns=path_ns,
-            parts_ns=parts,
-            changes=changes,
+            parts_ns=path.parts_ns,
+            changes=path.changes,
             collectives=tuple(
                 PathCollective(
                     rank=rank,
@@ -451,16 +481,14 @@ class _Walker:
                     gain_ns=gain if is_matched or self.is_alone else None,
                     is_matched=is_matched,
                 )
-                for (rank, timing, used), gain, is_matched in zip(on_path, gains, matched, strict=True)
+                for (rank, timing, used), gain, is_matched in zip(path.collectives, gains, matched, strict=True)
             ),
-            host_delay_ns=to_host["host"] + to_host["launch"],
+            host_delay_ns=to_host.parts_ns["host"] + to_host.parts_ns["launch"],
             window_ns=int(own.window_ns[step]),
             host_ns=int(own.host_ns[step]) if first.marks_steps else None,
         )
 
-    def _follow(
-        self, index: int, at: int, end_ns: int, length_ns: int
-    ) -> tuple[dict[str, int], list[tuple[int, int, int]], int]:
+    def _follow(self, index: int, at: int, end_ns: int, length_ns: int) -> _Path:
         """Follow a path backwards until it has a given length.
 
         Args:
@@ -468,73 +496,67 @@ class _Walker:
             at: Row in the rank's work of the operation with which the path ends; ``UNKNOWN`` if there is none.
             end_ns: The end of the path on this rank's clock; what is after the operation belongs to the host.
             length_ns: Length of the path.
-
-        Returns:
-            The length of each part of the path; its collectives from the last to the first, as index of the rank, row
-            of its timings and length on the path; and how often the path changes to another rank.
         """
-        # ``now`` is the time that is reached, ``left`` is what is left of the length.
-        now, left = end_ns, length_ns
-        parts = dict.fromkeys(PARTS, 0)
-        on_path: list[tuple[int, int, int]] = []
-        changes = 0
+        path = _Path(end_ns, length_ns)
         seen = set()  # with wrong clocks, the path could go back and forth between ranks
-
-        def go_back(until_ns: int, part: str) -> None:
-            """Go back to a time; what lies between belongs to ``part``. Does nothing if ``now`` is no later."""
-            nonlocal now, left
-            length = now - until_ns
-            if length > 0:
-                length = min(length, left)
-                parts[part] += length
-                now -= length
-                left -= length
-
         start, end, category, bound_by, launch, after_sync, first, copies_ns, gaps_ns = self.columns[index]
         if at != UNKNOWN:
-            go_back(end[at], "host")
-        while left and at != UNKNOWN:
+            path.go_back(end[at], "host")
+        while path.left_ns and at != UNKNOWN:
             # Go back through the operation ``at`` to its start; for a collective on the rank that arrived last.
             part = _PARTS[category[at]]
-            if now <= start[at]:
+            if path.now_ns <= start[at]:
                 pass  # it is the first work of the next step
             elif part != "transfer":
-                go_back(start[at], part)
+                path.go_back(start[at], part)
             elif (index, at) in seen:
                 break
             else:
                 seen.add((index, at))
-                timing, before = int(self.timing_of[index][at]), left
-                late, begins_ns, wait_ns = self._last_to_arrive(index, timing, start[at])
-                go_back(begins_ns + wait_ns, "transfer")
-                go_back(begins_ns, "peer_wait")
-                if timing != UNKNOWN:  # else it is one of a warm-up step, for example: not measured
-                    on_path.append((index, timing, before - left))
+                late, at = self._pass_collective(path, index, at)
                 if late != index:
-                    changes += 1
-                    at = int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
                     index = late
                     start, end, category, bound_by, launch, after_sync, first, copies_ns, gaps_ns = self.columns[index]
-                now = start[at]
+                path.now_ns = start[at]
             # Then at once through its chain, as far as the path goes: ``upto`` is where it leaves the chain.
-            if now == start[at] and first[at] < at:
-                upto = bisect_left(start, now - left, first[at], at)
-                for part, sums_ns in (("queue", gaps_ns), ("copies", copies_ns)):
-                    parts[part] += sums_ns[at] - sums_ns[upto]
-                    now -= sums_ns[at] - sums_ns[upto]
-                    left -= sums_ns[at] - sums_ns[upto]
+            if path.now_ns == start[at] and first[at] < at:
+                upto = bisect_left(start, path.now_ns - path.left_ns, first[at], at)
+                path.take(gaps_ns[at] - gaps_ns[upto], "queue")
+                path.take(copies_ns[at] - copies_ns[upto], "copies")
                 at = upto
-                go_back(start[at], "compute")  # the rest
+                path.go_back(start[at], "compute")  # the rest
             # Then to the end of what delayed it: an operation, or its launch and, before that, a wait of the host.
             before_it, gap = bound_by[at], "queue"
             if before_it == UNKNOWN:
-                go_back(launch[at], "host" if launch[at] == NO_TIME else "launch")
+                path.go_back(launch[at], "host" if launch[at] == NO_TIME else "launch")
                 before_it, gap = after_sync[at], "host"
             if before_it != UNKNOWN:
-                go_back(end[before_it], gap)
+                path.go_back(end[before_it], gap)
             at = before_it
-        parts["host"] += left
-        return parts, on_path, changes
+        path.take(path.left_ns, "host")
+        return path
+
+    def _pass_collective(self, path: _Path, index: int, at: int) -> tuple[int, int]:
+        """Go back through a collective to its start, on the rank that arrived last.
+
+        Args:
+            path: The path, which is within the collective.
+            index: Index of the rank on which it is.
+            at: Row of the collective in the rank's work.
+
+        Returns:
+            The index of the rank that arrived last, and the row of the collective in that rank's work.
+        """
+        timing, before_ns = int(self.timing_of[index][at]), path.left_ns
+        late, begins_ns, wait_ns = self._last_to_arrive(index, timing, self.columns[index][0][at])
+        path.go_back(begins_ns + wait_ns, "transfer")
+        path.go_back(begins_ns, "peer_wait")
+        if timing != UNKNOWN:  # else it is one of a warm-up step, for example: not measured
+            path.collectives.append((index, timing, before_ns - path.left_ns))
+        if late == index:
+            return index, at
+        path.changes += 1
+        return late, int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
 
     def _last_to_arrive(self, index: int, timing: int, own_ns: int) -> tuple[int, int, int]:
         """Find the rank that began a collective last.
