@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -238,71 +239,119 @@ def find_replay(
     Returns:
         The replay; ``None`` if a link contradicts the order of the calls.
     """
-    work, stream, place, ends = recorded.work, recorded.stream, recorded.place, recorded.ends
-    producer, consumer, syncs, trains = recorded.producer, recorded.consumer, recorded.syncs, recorded.trains
-    is_collective, own_ns = work.is_collective, _added_to_stream(work, without)
+    work, stream, syncs = recorded.work, recorded.stream, recorded.syncs
+    producer, consumer = recorded.producer, recorded.consumer
+    own_ns = _added_to_stream(work, without)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
     spared_ns, spared_syncs_ns = _spared_launches(recorded, without)
-    launch_ns = np.where(work.bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
-    launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
     # Only operations to which something refers are kept, with a time each, and those behind which the weight changes.
     weight = _weigh(recorded, slowed or {})
-    is_kept = is_collective | (False if slowed is None else _change_weight(recorded, weight))
-    is_kept[np.concatenate([producer, consumer, syncs.awaited, ends.row])] = True
-    times, end_of, begin_of, sync_of = _order_times(work, place, is_kept, syncs)
-    kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
-    ends = _place_ends(ends, is_collective, begin_of, end_of)
+    is_kept = work.is_collective | (False if slowed is None else _change_weight(recorded, weight))
+    is_kept[np.concatenate([producer, consumer, syncs.awaited, recorded.ends.row])] = True
+    times, end_of, begin_of, sync_of = _order_times(work, recorded.place, is_kept, syncs)
+    kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(work.is_collective)
 
     # ``later``: each kept operation that is not the first of its stream; ``earlier``: the kept one before it.
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
-    next_kept = _next_on_stream(kept, stream)
-
-    # Launches: ``due_ns`` is when the launch lets its operation begin, less the position ``upto_ns`` on the stream, so
-    # that launches before the same kept operation can be compared. ``after``: the call that the launch comes after.
-    is_there = np.ones(len(work), np.bool_)
-    is_there[without.rows] = False
-    launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN) & is_there)
-    after = syncs.last_before(recorded.thread[launched], trains, work.launch_ns[launched], place[launched])
-    due_ns = launch_ns[launched] - upto_ns[launched] + own_ns[launched]
-    first, last = _latest_of_each(due_ns, next_kept[launched], after)
-    latest_ns, latest = due_ns[last], launched[last]
-    after, heads = after[first], next_kept[launched[first]]
-
-    # Links, in this order: along a stream, between streams, from a call that waits (or from the clock) to a launch,
-    # from one such call to the next, from an operation to the call that waits for it, and durations of collectives.
-    sync_before = syncs.last_before(syncs.thread, trains, syncs.start_ns, syncs.place)
-    since_ns = syncs.start_ns - spared_syncs_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
+    launches = _find_last_launches(recorded, without, kept, own_ns - upto_ns - spared_ns)
+    sync_before = syncs.last_before(syncs.thread, recorded.trains, syncs.start_ns, syncs.place)
     waits = ~np.isin(syncs.awaits, without.syncs)
-    found: list[tuple[Ints, Ints, Ints]] = [  # tail, head, length
-        (end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]),
-        (end_of[producer], begin_of[consumer], own_ns[consumer]),
-        (
-            take_or_unknown(sync_of, after),
-            begin_of[heads],
-            latest_ns + upto_ns[heads] - take_or_unknown(syncs.end_ns, after, 0),
-        ),
-        (take_or_unknown(sync_of, sync_before), sync_of, since_ns + syncs.lag_ns),
-        (end_of[syncs.awaited[waits]], sync_of[syncs.awaits[waits]], syncs.lag_ns[syncs.awaits[waits]]),
-        (begin_of[collectives], end_of[collectives], (work.end_ns - work.start_ns)[collectives]),
-    ]
-    tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
-    is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
+    along_streams = _PlainLinks(
+        end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier], first_row=earlier + 1, end_row=later + 1
+    )
+    between_streams = _PlainLinks(
+        end_of[producer], begin_of[consumer], own_ns[consumer], first_row=consumer, end_row=consumer + 1
+    )
+    by_launches = _PlainLinks(
+        take_or_unknown(sync_of, launches.after),
+        begin_of[launches.head],
+        launches.due_ns + upto_ns[launches.head] - take_or_unknown(syncs.end_ns, launches.after, 0),
+        first_row=launches.row,
+        end_row=launches.head + 1,
+    )
+    since_ns = syncs.start_ns - spared_syncs_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
+    between_syncs = _PlainLinks(take_or_unknown(sync_of, sync_before), sync_of, since_ns + syncs.lag_ns)
+    until_awaited = _PlainLinks(
+        end_of[syncs.awaited[waits]], sync_of[syncs.awaits[waits]], syncs.lag_ns[syncs.awaits[waits]]
+    )
+    durations = _PlainLinks(
+        begin_of[collectives], end_of[collectives], (work.end_ns - work.start_ns)[collectives], is_duration=1
+    )
+    links = _make_links(
+        (along_streams, between_streams, by_launches, between_syncs, until_awaited, durations), recorded, weight
+    )
+    ends = _place_ends(recorded.ends, work.is_collective, begin_of, end_of)
+    return Replay(times, links, ends) if np.all(links.tail < links.head) else None
 
-    # The operations whose compute each link contains. Links of waits and of durations, which are last, contain none.
-    first_row, end_row = np.zeros(len(tail), np.int64), np.zeros(len(tail), np.int64)
-    for column, known in (
-        (first_row, np.concatenate([earlier + 1, consumer, latest])),
-        (end_row, np.concatenate([later + 1, consumer + 1, heads + 1])),
-    ):
-        column[: len(known)] = known
+
+class _PlainLinks(NamedTuple):
+    """Links of one kind, before it is known how much of them is compute.
+
+    Attributes:
+        tail, head, length_ns, is_duration: See :class:`Links`.
+        first_row: The first of the operations whose compute each link contains, row by row of :class:`Work`.
+        end_row: The row after the last of them; the same as ``first_row`` if it contains none.
+    """
+
+    tail: Ints
+    head: Ints
+    length_ns: Ints
+    first_row: Ints | int = 0
+    end_row: Ints | int = 0
+    is_duration: int = 0
+
+
+def _make_links(kinds: Sequence[_PlainLinks], recorded: Recorded, weight: Floats) -> Links:
+    """Return the links of all kinds, with the compute that each contains; ``weight`` is as from :func:`_weigh`."""
+    columns = zip(*(np.broadcast_arrays(*kind) for kind in kinds), strict=True)
+    tail, head, length_ns, first_row, end_row, is_duration = (np.concatenate(column) for column in columns)
     compute_ns, beside_ns = (
         _sum_rows(of_each_ns * weight, first_row, end_row)
         for of_each_ns in (recorded.computed.compute_ns, recorded.computed.beside_ns)
     )
-    links = Links(tail, head, length_ns, is_duration, compute_ns, beside_ns, np.zeros_like(tail))
-    return Replay(times, links, ends) if np.all(tail < head) else None
+    return Links(tail, head, length_ns, is_duration, compute_ns, beside_ns, np.zeros_like(tail))
+
+
+class _LastLaunches(NamedTuple):
+    """The launches that may delay an operation: of those after one call that waits, the last one.
+
+    Attributes:
+        row: The operation that is launched.
+        head: The kept operation that it delays: itself, or the next one on its stream.
+        after: The call that waits before the launch, as an index in ``HostCalls``; ``UNKNOWN`` if there is none.
+        due_ns: When the launch lets its stream begin, less the position of the operation on it.
+    """
+
+    row: Ints
+    head: Ints
+    after: Ints
+    due_ns: Ints
+
+
+def _find_last_launches(recorded: Recorded, without: Without, kept: Ints, offset_ns: Ints) -> _LastLaunches:
+    """Return the launches that may delay the kept operations.
+
+    Args:
+        recorded: What the trace holds of the rank.
+        without: What is left out, the launches of which delay nothing.
+        kept: Rows of the kept operations.
+        offset_ns: What is added to the launch of each operation, so that those before one kept operation compare.
+    """
+    work = recorded.work
+    # If nothing is known of what delayed an operation, its own start counts as its launch.
+    launch_ns = np.where(work.bound_ns == NO_TIME, work.start_ns, work.launch_ns)
+    is_there = np.ones(len(work), np.bool_)
+    is_there[without.rows] = False
+    next_kept = _next_on_stream(kept, recorded.stream)
+    rows = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN) & is_there)
+    after = recorded.syncs.last_before(
+        recorded.thread[rows], recorded.trains, work.launch_ns[rows], recorded.place[rows]
+    )
+    due_ns = launch_ns[rows] + offset_ns[rows]
+    first, last = _latest_of_each(due_ns, next_kept[rows], after)
+    return _LastLaunches(rows[last], next_kept[rows[first]], after[first], due_ns[last])
 
 
 def _place_ends(ends: Ends, is_collective: Mask, begin_of: Ints, end_of: Ints) -> Ends:
