@@ -17,9 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -209,9 +212,92 @@ def closed_form_ns(link: LinkFit, mb: int) -> float:
     return float(SIZES.sum()) * link.times.ns_per_byte / calls + calls * link.times.overhead_ns
 
 
-def errors_text(name: str, errors: Sequence[float]) -> str:
-    sizes = np.abs(errors)
-    return f"{name:<24} median {np.median(sizes):6.2%}   at most {sizes.max():6.2%}"
+@dataclass(frozen=True)
+class Rounds:
+    """What was measured: for each round and each of its ranks, the times of each setting."""
+
+    turns: list[list[dict[int, Times]]]
+
+    @cached_property
+    def lengths_ns(self) -> list[dict[int, float]]:
+        """For each round, the mean step of each setting."""
+        return [{mb: self._mean_ns(ranks, mb) for mb in SETTINGS_MB} for ranks in self.turns]
+
+    @cached_property
+    def typical_ns(self) -> dict[int, float]:
+        """The median of these over the rounds."""
+        return {mb: float(np.median([one[mb] for one in self.lengths_ns])) for mb in SETTINGS_MB}
+
+    def changes_ns(self, before: int, after: int) -> list[float]:
+        """How much longer a step is with another setting, in each round."""
+        return [one[after] - one[before] for one in self.lengths_ns]
+
+    @staticmethod
+    def _mean_ns(ranks: list[dict[int, Times]], mb: int) -> float:
+        return float(np.mean([np.subtract(one[mb]["stop"], one[mb]["begin"]).mean() for one in ranks])) * 1e9
+
+
+class Predicted(NamedTuple):
+    """The step of the setting ``after``, as a capture of ``before`` predicts it, and what the same round measured.
+
+    Attributes:
+        before_ns, after_ns: The measured steps of both.
+        change_ns, low_ns, high_ns: The predicted change, with its interval.
+        formula_ns: The change that the course's formula gives.
+        changes_ns: The measured changes of all rounds.
+    """
+
+    before: int
+    after: int
+    before_ns: float
+    after_ns: float
+    change_ns: int
+    low_ns: int
+    high_ns: int
+    formula_ns: float
+    changes_ns: list[float]
+
+    @property
+    def true_change_ns(self) -> float:
+        return float(np.median(self.changes_ns))
+
+    def error(self, change_ns: float) -> float:
+        """How far the step is off, as a part of it, if it changes so."""
+        return (self.before_ns + change_ns) / self.after_ns - 1
+
+
+class Source(NamedTuple):
+    """What a capture of one setting in one round predicts of all settings, those aside that are far beyond.
+
+    The command refuses where there are none. ``off`` is how far today's step, built again, is off, if that is known.
+    """
+
+    off: float | None
+    predictions: list[Predicted]
+
+    def chooses_best(self, rounds: Rounds) -> bool:
+        """Return whether the setting with the shortest predicted step is the best of those predicted, within 1 %."""
+        choice = min(self.predictions, key=lambda one: one.before_ns + one.change_ns)
+        best_ns = min(rounds.typical_ns[one.after] for one in self.predictions)
+        return rounds.typical_ns[choice.after] <= 1.01 * best_ns
+
+
+def predict_from(rounds: Rounds, turn: int, mb: int) -> Source:
+    """Predict all settings from what a capture of ``mb`` in this round would tell."""
+    ranks, measured_ns = rounds.turns[turn], rounds.lengths_ns[turn]
+    predictor = predictor_of([one[mb] for one in ranks], mb)
+    if isinstance(predictor, str):
+        return Source(None, [])
+    predictions = []
+    for other in SETTINGS_MB if predictor.off <= MOST_OFF else ():  # else the command predicts nothing
+        answer = predictor.answer(Question(BUCKET_SIZE, other), len(ranks))
+        if answer.change_ns is None or answer.low_ns is None or answer.high_ns is None:
+            continue
+        change = answer.change_ns, answer.low_ns, answer.high_ns
+        formula_ns = closed_form_ns(predictor.link, other) - closed_form_ns(predictor.link, mb)
+        steps_ns, changes_ns = (measured_ns[mb], measured_ns[other]), rounds.changes_ns(mb, other)
+        predictions.append(Predicted(mb, other, *steps_ns, *change, formula_ns, changes_ns))
+    return Source(predictor.off, predictions)
 
 
 def validate(link: str, rounds: int, steps: int) -> list[str]:
@@ -220,82 +306,77 @@ def validate(link: str, rounds: int, steps: int) -> list[str]:
     for turn in range(rounds):
         sys.stderr.write(f"round {turn + 1} of {rounds}\n")
         turns.append(measure(steps))
+    measured = Rounds(turns)
+    sources = [predict_from(measured, turn, mb) for turn in range(rounds) for mb in SETTINGS_MB]
+    every = [one for source in sources for one in source.predictions]
+    errors = {pair: list[float]() for pair in itertools.product(SETTINGS_MB, SETTINGS_MB)}
+    for one in every:
+        errors[one.before, one.after].append(one.error(one.change_ns))
+    return [*matrix_lines(errors, measured), "", *error_lines(errors, sources, measured)]
 
-    def length_ns(ranks: list[dict[int, Times]], mb: int) -> float:
-        return float(np.mean([np.subtract(one[mb]["stop"], one[mb]["begin"]).mean() for one in ranks])) * 1e9
 
-    lengths = [{mb: length_ns(ranks, mb) for mb in SETTINGS_MB} for ranks in turns]
-    measured = {mb: float(np.median([one[mb] for one in lengths])) for mb in SETTINGS_MB}
-    ours: dict[tuple[int, int], list[float]] = {pair: [] for pair in itertools.product(SETTINGS_MB, SETTINGS_MB)}
-    nothing, formula, changes, off, signs = [], [], [], [], []
-    covered = chosen = asked = refused = beyond = 0
-    for ranks, truth, mb in ((ranks, own, mb) for ranks, own in zip(turns, lengths, strict=True) for mb in SETTINGS_MB):
-        predictor = predictor_of([one[mb] for one in ranks], mb)
-        if isinstance(predictor, str):
-            refused += 1
-            continue
-        off.append(predictor.off)
-        if predictor.off > MOST_OFF:  # the command predicts nothing from such a capture
-            refused += 1
-            continue
-        predicted = {}
-        for other in SETTINGS_MB:
-            answer = predictor.answer(Question(BUCKET_SIZE, other), len(ranks))
-            if answer.change_ns is None or answer.low_ns is None or answer.high_ns is None:
-                beyond += 1
-                continue
-            change = answer.change_ns
-            predicted[other] = truth[mb] + change
-            ours[mb, other].append(predicted[other] / truth[other] - 1)
-            if other == mb:
-                continue
-            nothing.append(truth[mb] / truth[other] - 1)
-            simple = closed_form_ns(predictor.link, other) - closed_form_ns(predictor.link, mb)
-            formula.append((truth[mb] + simple) / truth[other] - 1)
-            of_rounds = [one[other] - one[mb] for one in lengths]
-            true_change = float(np.median(of_rounds))
-            changes.append((change - true_change, true_change))
-            asked += 1
-            covered += answer.low_ns <= true_change <= answer.high_ns
-            if rounds > 1 and abs(true_change) > 2 * np.std(of_rounds, ddof=1):
-                signs.append(np.sign(change) == np.sign(true_change))
-        choice = min(predicted, key=lambda one: predicted[one])
-        chosen += measured[choice] <= 1.01 * min(measured[one] for one in predicted)
+def matrix_lines(errors: Mapping[tuple[int, int], list[float]], measured: Rounds) -> list[str]:
+    """Return the table of what each setting predicts of each, in parts of what was measured."""
+    rounds = len(measured.turns)
     lines = [f"{'from':>6} | predicted over measured step, for buckets of ... MB (median of {rounds} rounds)"]
     lines.append(f"{'MB':>6} | " + "".join(f"{mb:8}" for mb in SETTINGS_MB))
     for mb in SETTINGS_MB:
-        found = (ours[mb, other] for other in SETTINGS_MB)
+        found = (errors[mb, other] for other in SETTINGS_MB)
         cells = (f"{1 + float(np.median(one)):8.3f}" if one else f"{'n/a':>8}" for one in found)
         lines.append(f"{mb:6} | " + "".join(cells))
-    lines.append(f"{'ms':>6} | " + "".join(f"{measured[mb] / 1e6:8.1f}" for mb in SETTINGS_MB) + "   measured")
-    others = [error for (mb, other), found in ours.items() if mb != other for error in found]
-    middle = [float(np.median(found)) for (mb, other), found in ours.items() if mb != other and found]
-    between = [one[mb] / measured[mb] - 1 for one in lengths for mb in SETTINGS_MB]
-    of_matrix = float(np.sqrt(np.mean(np.square(middle))))
-    rms = float(np.sqrt(np.mean([error**2 for error, _ in changes])))
-    rms_change = float(np.sqrt(np.mean([truth**2 for _, truth in changes])))
-    mean = float(np.mean(list(measured.values())))
-    counted = len(SETTINGS_MB) * rounds - refused
+    lengths = "".join(f"{measured.typical_ns[mb] / 1e6:8.1f}" for mb in SETTINGS_MB)
+    return [*lines, f"{'ms':>6} | {lengths}   measured"]
+
+
+def error_lines(
+    errors: Mapping[tuple[int, int], list[float]], sources: Sequence[Source], measured: Rounds
+) -> list[str]:
+    """Return how far predictions of other settings are off, beside simpler ones, and how often they decide right."""
+    others = [one for source in sources for one in source.predictions if one.before != one.after]
+    of_pairs = {pair: found for pair, found in errors.items() if pair[0] != pair[1] and found}
+    medians = [float(np.median(found)) for found in of_pairs.values()]
+    between = [one[mb] / measured.typical_ns[mb] - 1 for one in measured.lengths_ns for mb in SETTINGS_MB]
+    missed_ns, true_ns = [one.change_ns - one.true_change_ns for one in others], [one.true_change_ns for one in others]
+    covered = sum(one.low_ns <= one.true_change_ns <= one.high_ns for one in others)
+    clear = [one for one in others if is_clear(one)]
+    signs = sum(np.sign(one.change_ns) == np.sign(one.true_change_ns) for one in clear)
+    answered = [source for source in sources if source.predictions]
+    chosen = sum(source.chooses_best(measured) for source in answered)
+    refused = len(sources) - len(answered)
+    beyond = sum(len(SETTINGS_MB) - len(source.predictions) for source in answered)
+    mean_ns = float(np.mean(list(measured.typical_ns.values())))
     return [
-        *lines,
-        "",
-        errors_text("predicted", others),
-        errors_text("  median of rounds", middle),
-        errors_text("nothing changes", nothing),
-        errors_text("the course's formula", formula),
+        errors_text("predicted", [error for found in of_pairs.values() for error in found]),
+        errors_text("  median of rounds", medians),
+        errors_text("nothing changes", [one.error(0) for one in others]),
+        errors_text("the course's formula", [one.error(one.formula_ns) for one in others]),
         errors_text("from run to run", between),
-        errors_text("today, built again", off),
+        errors_text("today, built again", [source.off for source in sources if source.off is not None]),
         "",
         (
-            f"rms error of the change: {rms / 1e6:.2f} ms, {rms / rms_change:.2f} of the rms change, "
-            f"{rms / mean:.2%} of a step"
+            f"rms error of the change: {rms(missed_ns) / 1e6:.2f} ms, {rms(missed_ns) / rms(true_ns):.2f} of the rms "
+            f"change, {rms(missed_ns) / mean_ns:.2%} of a step"
         ),
-        f"rms error of the matrix above: {of_matrix:.2%} of a step",
-        f"90 % intervals that hold the measured change: {covered} of {asked}",
-        f"signs right where the change exceeds two standard deviations: {sum(signs)} of {len(signs)}",
-        f"captures from which the best of those predicted is chosen, within 1 %: {chosen} of {counted}",
-        f"refused: {refused} of {len(SETTINGS_MB) * rounds} captures; of the others {beyond} sizes far beyond",
+        f"rms error of the matrix above: {rms(medians):.2%} of a step",
+        f"90 % intervals that hold the measured change: {covered} of {len(others)}",
+        f"signs right where the change exceeds two standard deviations: {signs} of {len(clear)}",
+        f"captures from which the best of those predicted is chosen, within 1 %: {chosen} of {len(answered)}",
+        f"refused: {refused} of {len(sources)} captures; of the others {beyond} sizes far beyond",
     ]
+
+
+def is_clear(one: Predicted) -> bool:
+    """Return whether the measured change exceeds two standard deviations of the rounds."""
+    return len(one.changes_ns) > 1 and abs(one.true_change_ns) > 2 * float(np.std(one.changes_ns, ddof=1))
+
+
+def rms(values: Sequence[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def errors_text(name: str, errors: Sequence[float]) -> str:
+    sizes = np.abs(errors)
+    return f"{name:<24} median {np.median(sizes):6.2%}   at most {sizes.max():6.2%}"
 
 
 def main() -> None:
