@@ -378,8 +378,8 @@ def compare(
     changed = _what_changed(runs, summaries)
     view = _comparison_view(runs, changes, changed, summaries)
     if waterfall:
+        from ddp_prof.present.run_notes import notes_of_runs
         from ddp_prof.present.tables.compare import readable_rows, waterfall_notes, waterfall_rows
-        from ddp_prof.present.tables.overlap import notes_of_runs
 
         notes = [*waterfall_notes(changes, summaries), *notes_of_runs([run.overlap() for run in runs])]
         show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])

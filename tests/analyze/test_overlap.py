@@ -17,7 +17,7 @@ from ddp_prof.analyze.why_unknown import NO_BEGIN, NO_COLLECTIVE, NO_COMMUNICATI
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.notes import Doubt
 from ddp_prof.present.headlines import gain_headline
-from ddp_prof.present.tables.overlap import profiler_name
+from ddp_prof.present.recorders import profiler_name
 from ddp_prof.trace import Trace
 from tests.analyze.core.test_phases import STEPPING
 from tests.analyze.critical.scheduler import Device

@@ -10,7 +10,7 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.notes import Doubt
-from ddp_prof.present.tables.overlap import overlap_notes
+from ddp_prof.present.run_notes import overlap_notes
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of, collectives_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture

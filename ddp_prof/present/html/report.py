@@ -35,12 +35,14 @@ from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import Headline, cost_text, describe_changes, gain_headline, step_lengths
 from ddp_prof.present.html.page import asset, json_in_page, write_page, write_shared_plotly
 from ddp_prof.present.html.timeline_page import TimelineContent, write_timeline_page
+from ddp_prof.present.recorders import profiler_name
+from ddp_prof.present.run_notes import warnings_by_run
 from ddp_prof.present.skew_headlines import skew_headline
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.tables.compare import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
-from ddp_prof.present.tables.overlap import profiler_name, steps_view, warnings_by_run
+from ddp_prof.present.tables.overlap import steps_view
 from ddp_prof.present.tables.summary import SummarizedRun, main_advice
 from ddp_prof.present.text import plain_name, source_name
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE

@@ -10,8 +10,9 @@ from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.columns import Row, count_noun
 from ddp_prof.errors import shown_path
 from ddp_prof.present.columns import fields_of, values_of
+from ddp_prof.present.recorders import find_profilers, how_recorded
+from ddp_prof.present.run_notes import OVER_ALL_RANKS, notes_of_runs
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
-from ddp_prof.present.tables.overlap import OVER_ALL_RANKS, find_profilers, how_recorded, notes_of_runs
 from ddp_prof.present.text import source_name
 
 HOW_TO_READ_CHECK = (

@@ -8,8 +8,8 @@ from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.columns import count_noun, table_row
 from ddp_prof.errors import printable, shown_path
 from ddp_prof.manifest import Manifest
+from ddp_prof.present.recorders import name_of_profiler
 from ddp_prof.present.table import SCHEMA, TableView
-from ddp_prof.present.tables.overlap import name_of_profiler
 from ddp_prof.present.text import source_name
 from ddp_prof.variants import variant_extras
 

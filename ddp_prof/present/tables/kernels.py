@@ -13,8 +13,8 @@ from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, NOTHING_LEFT
 from ddp_prof.columns import Row, count_noun, document_of, table_columns, table_row
 from ddp_prof.present.columns import in_percent, ms, values_of
+from ddp_prof.present.recorders import profiler_name
 from ddp_prof.present.table import TableView, run_document
-from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.present.text import join_lines, plain_name, source_name
 from ddp_prof.table import UNKNOWN
 

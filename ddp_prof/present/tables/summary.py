@@ -31,17 +31,10 @@ from ddp_prof.present.headlines import (
     level_change_text,
     outliers_text,
 )
+from ddp_prof.present.recorders import profiler_name
+from ddp_prof.present.run_notes import blocking_notes, differences, each_once, missing_notes, reason_notes, step_notes
 from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView
 from ddp_prof.present.tables.doctor import rule_and_cost, undecided_text
-from ddp_prof.present.tables.overlap import (
-    blocking_notes,
-    differences,
-    each_once,
-    missing_notes,
-    profiler_name,
-    reason_notes,
-    step_notes,
-)
 from ddp_prof.present.text import join_lines, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
