@@ -22,7 +22,7 @@ from ddp_prof.benchmark.turns import TURNS, add_captures, load_turns, measure_tu
 from ddp_prof.errors import TraceError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest, manifest_path, write_manifest
 from ddp_prof.present.charts.comparison import _waterfall_headline
-from ddp_prof.present.headlines import describe_changes
+from ddp_prof.present.comparison_headlines import describe_changes
 from ddp_prof.present.tables.compare import compare_rows, how_to_read
 from ddp_prof.run_config import RunConfig
 from ddp_prof.runs.run import Run, compare_steps

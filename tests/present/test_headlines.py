@@ -12,7 +12,8 @@ from ddp_prof.analyze.collectives.skew import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.cause_headlines import cause_headline, cause_in_short, root_cause_headline
-from ddp_prof.present.headlines import Headline, describe_changes, gain_headline
+from ddp_prof.present.comparison_headlines import describe_changes
+from ddp_prof.present.headlines import Headline, gain_headline
 from ddp_prof.present.skew_headlines import skew_headline
 
 MS = 1_000_000

@@ -15,7 +15,8 @@ from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.columns import listed, percent
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
-from ddp_prof.present.headlines import communicating_steps_text, hidden_shares_text, other_job_texts
+from ddp_prof.present.comparison_headlines import hidden_shares_text, other_job_texts
+from ddp_prof.present.headlines import communicating_steps_text
 from ddp_prof.present.text import plain_name, shown_name, three_digits, to_plain_text
 
 _THIN = 0.04

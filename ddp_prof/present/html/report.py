@@ -32,7 +32,8 @@ from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_
 from ddp_prof.present.charts.ranks import draw_ranks
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.headlines import Headline, cost_text, describe_changes, gain_headline, step_lengths
+from ddp_prof.present.comparison_headlines import describe_changes
+from ddp_prof.present.headlines import Headline, cost_text, gain_headline, step_lengths
 from ddp_prof.present.html.page import asset, json_in_page, write_page, write_shared_plotly
 from ddp_prof.present.html.timeline_page import TimelineContent, write_timeline_page
 from ddp_prof.present.recorders import profiler_name

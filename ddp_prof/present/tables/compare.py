@@ -28,7 +28,8 @@ from ddp_prof.analyze.variants.waterfall import (
 )
 from ddp_prof.columns import Row, capitalized, count_noun, document_of, milliseconds, percent, signed, table_row
 from ddp_prof.present.columns import ms
-from ddp_prof.present.headlines import cost_text, other_job_texts
+from ddp_prof.present.comparison_headlines import other_job_texts
+from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.recorders import how_recorded
 from ddp_prof.present.run_notes import notes_of_runs
 from ddp_prof.present.table import SCHEMA, TableView

@@ -14,7 +14,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.cause_headlines import WHEN, WHY
 from ddp_prof.present.charts import EDGE, LEGEND, PAPER, UNSEEN, Chart, chart_title
 from ddp_prof.present.charts.static_images import WIDTH
-from ddp_prof.present.headlines import hidden_shares_text
+from ddp_prof.present.comparison_headlines import hidden_shares_text
 from ddp_prof.present.text import MAX_NAME, plain_name, shown_name, to_plain_text
 from ddp_prof.present.timeline.lanes import CODE
 from ddp_prof.present.timeline.model import (

@@ -13,7 +13,8 @@ from ddp_prof.analyze.variants import comparison
 from ddp_prof.analyze.variants.comparison import PARTS, VariantSummary, _with_speedup, compare_variants
 from ddp_prof.analyze.why_unknown import LOST
 from ddp_prof.manifest import load_manifest
-from ddp_prof.present.headlines import communicating_steps_text, describe_changes
+from ddp_prof.present.comparison_headlines import describe_changes
+from ddp_prof.present.headlines import communicating_steps_text
 from tests.drawing import draw_trace
 
 STEPS = {"step 0": "######..............", "step 1": ".......######.......", "step 2": "..............######"}
