@@ -322,25 +322,29 @@ def device_blocking(
     # An operation whose position in the order of calls is unknown may be, or need, a collective of its step or of the
     # step before.
     unplaced = row_of[np.flatnonzero(is_mine & (dependencies.place == UNKNOWN))]
-    step = events.step[unplaced[unplaced != UNKNOWN]]
-    is_known[is_in(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
+    unplaced_in = events.step[unplaced[unplaced != UNKNOWN]]
+    may_need = is_in(events.step, np.concatenate([unplaced_in, unplaced_in - 1])) | np.any(unplaced_in == UNKNOWN)
+    is_known[may_need] = False
     # What needs a collective that was launched before the recording may have been, too.
     is_early = take_or_unknown(trace.launching_calls, events.activity[collectives]) == UNKNOWN
     is_known[np.setdiff1d(collectives[is_early], needed)] = False
     reason = None
     if not is_complete:
-        lacks_launch = len(found.unknown) > 0
-        of_needs = NO_CONSUMER if lacks_launch else NO_NODES if tells_needs else NO_NEEDS
-        if tells_needs and len(lacking):
-            of_needs = NEEDS_LOST
-        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), of_needs)
-        # A trace with all synchronizations would not tell it, either.
-        if len(in_graphs) == len(collectives):
-            reason = NO_NODES
-        elif len(elsewhere) and not is_doubtful.any() and not lacks_launch:
-            reason = ON_OTHER_DEVICE
+        of_waits = _why_waits_unknown(trace, waits, dependencies, is_doubtful)
+        reasons = (
+            # A trace with all synchronizations would not tell these two, either.
+            (len(in_graphs) == len(collectives), NO_NODES),
+            (len(elsewhere) > 0 and not is_doubtful.any() and not len(found.unknown), ON_OTHER_DEVICE),
+            (of_waits is not None, of_waits),
+            (len(unplaced_in) > 0, NO_LAUNCH.format(len(unplaced_in))),
+            (tells_needs and len(lacking) > 0, NEEDS_LOST),
+            (len(found.unknown) > 0, NO_CONSUMER),
+            (not tells_needs, NO_NEEDS),
+            (True, NO_NODES),
+        )
+        reason = next(why for holds, why in reasons if holds)
     elif not is_known[collectives].all():
-        reason = NO_LAUNCH.format(len(step))
+        reason = NO_LAUNCH.format(len(unplaced_in))
     coverage = DependencyCoverage(
         source=trace.sync_source,
         waits=int(waits.sum()),
@@ -553,14 +557,10 @@ def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_coun
     return np.append(counts, False)[next_work] | (trace.synchronizations.stream < 0)
 
 
-def _reason(
-    trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask, unplaced: int, of_needs: str
-) -> str:
-    """Return the first reason that applies why blocking is not known for all collectives.
+def _why_waits_unknown(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask) -> str | None:
+    """Return why it is not known what the rank's streams waited for; ``None`` if it is.
 
-    - ``waits``, ``is_doubtful``: Masks of the synchronizations: the waits of the rank's streams, and the doubtful ones.
-    - ``unplaced``: Number of operations in steps whose position in the order of calls is unknown.
-    - ``of_needs``: The reason if all waits are known: why it is not known what needs some collectives.
+    ``waits`` and ``is_doubtful`` are masks of the synchronizations: the waits of these streams, and the doubtful ones.
     """
     if trace.sync_reason:
         return trace.sync_reason
@@ -572,7 +572,7 @@ def _reason(
         return f"{violated:,} of {every} {contradict} waited for"
     if unresolved := int(is_doubtful.sum()):
         return f"the trace does not tell what {unresolved:,} of {every} waited for"
-    return NO_LAUNCH.format(unplaced) if unplaced else of_needs
+    return None
 
 
 def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
