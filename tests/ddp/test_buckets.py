@@ -237,6 +237,19 @@ def test_memory_that_crosses_streams_is_held(monkeypatch: pytest.MonkeyPatch) ->
     assert [id(tensor) for tensor in held] == [id(gradient), id(buffer), id(late), id(late_bucket.views[0])]
 
 
+@pytest.mark.parametrize(("set_to_none", "left"), [(True, None), (False, [0.0, 0.0])])
+def test_what_zero_grad_drops_before_the_reduction_ends_is_left_as_it_leaves_it(
+    set_to_none: bool, left: list[float] | None
+) -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    bucket = GradientBucket(0, [weight])
+    (weight * torch.tensor([3.0, 4.0])).sum().backward()
+    bucket.take(0, SCALE)
+    torch.optim.SGD([weight]).zero_grad(set_to_none=set_to_none)
+    bucket.restore_gradient(0, True, None)
+    assert (None if weight.grad is None else weight.grad.tolist()) == left
+
+
 def test_what_is_reduced_is_one_contiguous_tensor_of_all_gradients() -> None:
     weights = [torch.nn.Parameter(torch.randn(2, 3).t()), torch.nn.Parameter(torch.randn(4))]
     bucket = GradientBucket(0, weights)

@@ -87,6 +87,18 @@ def test_thousands_of_rows_are_shortened_on_a_terminal(monkeypatch: pytest.Monke
     assert view_of(OURS).digest is not None
 
 
+def test_of_many_ranks_few_rows_are_shortened_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "MOST_ROWS", 0)
+    assert view_of(OURS, "step").digest is not None
+
+
+@pytest.mark.parametrize(("by", "is_said"), [("collective", False), ("step", False), ("bucket", True), ("group", True)])
+def test_sums_over_several_steps_are_called_totals(by: str, is_said: bool) -> None:
+    notes = view_of(cpu_run(steps=2), by).notes
+    assert ("times are totals over 2 steps; for each step: --by step" in notes) == is_said
+    assert not any("totals" in note for note in view_of(cpu_run(steps=1), by).notes)
+
+
 def test_times_are_within_the_step() -> None:
     first, second = view_of(cpu_run(steps=2)).rows
     assert (first["ready_ms"], first["start_ms"], first["end_ms"]) == (0, 0, 4e-6)
