@@ -213,6 +213,33 @@ def test_waits_out_of_order_are_told_by_the_times_to_be_so() -> None:
     assert reason == "1 of 4 stream waits contradicts the times of what it waited for"
 
 
+def late_consumer(*collectives: int) -> tuple[Trace, Ints]:
+    """A collective, a wait for it, more collectives, and what waited: it begins 9 units late, for an unknown reason."""
+    job = Job()
+    job.compute(2)
+    job.wait(COMPUTE, job.collective(3))
+    for length in collectives:
+        job.collective(length)
+    job.compute(1)
+    trace, events = job.recorded(with_events=False)
+    late_ns = np.where(np.arange(len(trace.activities)) == len(trace.activities) - 1, 9 * UNIT, 0)
+    times = {name: getattr(trace.activities, name) + late_ns for name in ("start_ns", "end_ns")}
+    return replace(trace, activities=replace(trace.activities, **times)), events
+
+
+def test_a_wait_is_doubtful_only_where_it_may_be_for_another_collective() -> None:
+    #  stream 7    kk...........c      c waits for A, begins late, and no later than the other one ends
+    #  stream 20   ..AAABBBBBBBB       B was launched after the wait, or by another process
+    launched_later = infer_waits(*late_consumer(7))
+    assert blocking(launched_later).coverage.reason is None
+    job = Job()
+    job.compute(2)
+    job.wait(COMPUTE, job.collective(10))
+    job.compute(1)
+    rank, _ = find_rank_events(infer_waits(*in_one_trace(late_consumer(), job.recorded(with_events=False))))
+    assert rank.blocking.coverage.reason is None
+
+
 @pytest.mark.parametrize("syncs", [True, False])
 def test_a_work_that_nothing_waits_for_shifts_the_others_unless_the_host_waits(syncs: bool) -> None:
     job = Job()
@@ -410,17 +437,21 @@ def test_what_a_stream_waited_for_does_not_depend_on_another_process(job: Job, o
     are_alike_beside_each_other(job, other)
 
 
-def are_alike_beside_each_other(job: Job, other: Job) -> None:
-    """What is inferred of two processes in one trace is what is inferred of each alone."""
-    (trace, events), (beside, events_beside) = job.recorded(), other.recorded()
+def in_one_trace(job: tuple[Trace, Ints], other: tuple[Trace, Ints]) -> tuple[Trace, Ints]:
+    """Two captures as one of two processes."""
+    (trace, events), (beside, events_beside) = job, other
     joined = {}
     for name in ("activities", "calls", "synchronizations"):
         own, theirs = getattr(trace, name), getattr(beside, name)
         joined[name] = concatenate(own, replace(theirs, process=theirs.process + 1))
-    both = infer_waits(
-        replace(trace, **joined, launching_calls=None, has_ambiguous_launch=None),
-        np.concatenate([events, events_beside]),
-    )
+    both = replace(trace, **joined, launching_calls=None, has_ambiguous_launch=None)
+    return both, np.concatenate([events, events_beside])
+
+
+def are_alike_beside_each_other(job: Job, other: Job) -> None:
+    """What is inferred of two processes in one trace is what is inferred of each alone."""
+    (trace, events), (beside, events_beside) = job.recorded(), other.recorded()
+    both = infer_waits(*in_one_trace((trace, events), (beside, events_beside)))
     for alone, process in ((infer_waits(trace, events), PID), (infer_waits(beside, events_beside), PID + 1)):
         assert waits_of(both, process) == waits_of(alone, PID)
 
