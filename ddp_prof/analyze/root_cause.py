@@ -13,17 +13,13 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.exposed_time import TAIL, TRANSFER
+from ddp_prof.analyze.collectives.gradients import are_many_and_small, are_votes, carry_gradients
 from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
 from ddp_prof.analyze.collectives.skew import RunSkew
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.collectives.timing import (
-    CollectiveTimings,
-    are_many_and_small,
-    are_votes,
-    carry_gradients,
-)
+from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.statistics import WORTH

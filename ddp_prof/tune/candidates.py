@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import carry_gradients
+from ddp_prof.analyze.collectives.gradients import carry_gradients
 from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.buckets import MANY_BUCKETS, SINGLE_BUCKET

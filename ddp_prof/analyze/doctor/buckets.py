@@ -7,8 +7,9 @@ from collections import Counter
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.gradients import SHARDING, are_many_and_small, are_votes
 from ddp_prof.analyze.collectives.sizes import count_equal_passes
-from ddp_prof.analyze.collectives.timing import BLOCKING, SHARDING, are_many_and_small, are_votes
+from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 from ddp_prof.analyze.doctor.gradients import Gradients, median_or_zero

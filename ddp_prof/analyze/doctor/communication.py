@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.gradients import carry_gradients
 from ddp_prof.analyze.collectives.sizes import find_alike_times
-from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives, carry_gradients
+from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 from ddp_prof.analyze.doctor.gradients import median_or_zero

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.gradients import NUMBER_BYTES, carry_gradients
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.skew import RunSkew
-from ddp_prof.analyze.collectives.timing import NUMBER_BYTES, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, MAY_REDUCE, Events
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.bucket_copies import find_bucket_copies, is_copy_within_device

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
+from ddp_prof.analyze.collectives.gradients import carry_gradients
+from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.critical.critical_path import COMMON_QUEUE, COPIES, HOST_WAITS
 from ddp_prof.analyze.critical.what_if import Gain, gain_of_steps, unknown_gain
 from ddp_prof.analyze.doctor.buckets import BUCKET_COPIES, UNUSED_VOTE

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import FEW_BYTES, SHARDING
+from ddp_prof.analyze.collectives.gradients import SHARDING
+from ddp_prof.analyze.collectives.timing import FEW_BYTES
 from ddp_prof.table import UNKNOWN, Ints, Mask, Table, begins_run, distinct, select
 
 

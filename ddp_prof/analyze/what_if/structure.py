@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import SHARDING, CollectiveTimings, are_votes, carry_gradients, find_timings
+from ddp_prof.analyze.collectives.gradients import SHARDING, are_votes, carry_gradients
+from ddp_prof.analyze.collectives.timing import CollectiveTimings, find_timings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, first_by_step
 from ddp_prof.analyze.core.clocks import CLOCKS
 from ddp_prof.analyze.core.rank_events import RankEvents

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.collectives.timing import PLACES, carry_gradients, find_timings
+from ddp_prof.analyze.collectives.gradients import carry_gradients
+from ddp_prof.analyze.collectives.timing import PLACES, find_timings
 from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.ingest.load import load_trace
