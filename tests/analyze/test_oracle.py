@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.collectives import exposed_time, lateness, run_analysis
+from ddp_prof.analyze.collectives import alignment, exposed_time, lateness, run_analysis
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace, merge_analyses
 from ddp_prof.analyze.collectives.straggler import measure_skew
@@ -54,13 +54,14 @@ def _times_known_to_the_oracle() -> Iterator[None]:
 
 @pytest.mark.slow
 @DRAWN
-@given(damaged_runs(), st.sampled_from([run_analysis.APART_NS, 6]))
+@given(damaged_runs(), st.sampled_from([alignment.APART_NS, 6]))
 def test_all_figures_agree_with_the_oracle(run: DamagedRun, apart: int) -> None:
     """A pair is given up where its ends lie further apart than ``apart``, at the scale of what is drawn or never."""
     expected = oracle.ranks_of(*run.recorded)
     oracle.explain(expected, apart)
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.setattr(run_analysis, "APART_NS", apart)
+        for module in (alignment, run_analysis):
+            patch.setattr(module, "APART_NS", apart)
         traces = [TraceEvents(trace, find_rank_events(trace)) for trace in run.read(Path(folder))]
         overlaps = [measure_overlap(*each) for each in traces]
         analysis = merge_analyses([analyze_trace(*each) for each in traces])

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ddp_prof.analyze.collectives.alignment import Alignment
 from ddp_prof.analyze.collectives.results import RunBlocking
-from ddp_prof.analyze.collectives.run_analysis import Alignment
 from ddp_prof.analyze.collectives.skew import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.variants.comparison import VariantSummary

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.alignment import Alignment
 from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S, Collective, collectives_of_rank
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHYS
 from ddp_prof.analyze.collectives.gradients import carry_gradients
-from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.blocking import BESIDE
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.alignment import Alignment
 from ddp_prof.analyze.collectives.arrivals import largest_lags
-from ddp_prof.analyze.collectives.run_analysis import Alignment
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, RankResult, make_frame
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column, derived

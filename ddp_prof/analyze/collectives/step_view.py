@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.alignment import ClockOffset
 from ddp_prof.analyze.collectives.exposed_time import WHENS, PhaseParts
-from ddp_prof.analyze.collectives.run_analysis import ClockOffset, RunAnalysis
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.result_bases import none_for_unknown

@@ -21,10 +21,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.alignment import LEAST_PAIRS
 from ddp_prof.analyze.collectives.arrivals import Comparison, arrivals_of, compare_arrivals
 from ddp_prof.analyze.collectives.late_by_chance import CHANCE_OF_COSTLY, find_late_together, find_straggler
 from ddp_prof.analyze.collectives.lateness import find_queue, measure_lateness
-from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, RunAnalysis
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.skew import (
     LateGroup,
     LateInTurns,

@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 
+from ddp_prof.analyze.collectives.alignment import Alignment
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives
-from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.columns import Row, count_noun, document_of, milliseconds, table_columns, table_row
 from ddp_prof.present.cause_headlines import exposed_words
 from ddp_prof.present.columns import values_of

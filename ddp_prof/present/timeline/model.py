@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.alignment import ClockOffset
 from ddp_prof.analyze.collectives.exposed_time import Exposure
-from ddp_prof.analyze.collectives.run_analysis import ClockOffset
 from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from ddp_prof import load_runs
+from ddp_prof.analyze.collectives.alignment import Alignment, align_clocks
 from ddp_prof.analyze.collectives.late_by_chance import find_straggler
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, align_clocks
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
