@@ -15,6 +15,7 @@ Results hold nanoseconds, bytes, and ratios from 0 to 1; tables show millisecond
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -51,6 +52,11 @@ def milliseconds(ns: float) -> str:
     if abs(ns) >= 9_995_000 or ns == 0:
         return f"{ns / 1e6:,.1f} ms"
     return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
+
+
+def with_article(number: str) -> str:
+    """Put ``a`` or ``an`` before a number in digits, as it is spoken: ``an 8.44 ms``, ``an 18.0 ms``, ``a 180 ms``."""
+    return f"{'an' if re.match(r'8|1[18](?![0-9])', number) else 'a'} {number}"
 
 
 def signed(ns: int) -> str:

@@ -258,7 +258,10 @@ def _advice(cause: RootCause) -> str:
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return f" {_STREAM_WAITS}"
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
-        return " If gradient hooks launched them, backward could hide part of their time."
+        if cause.collectives_per_step == 1:
+            return " If gradient hooks launched it in several buckets, backward could hide part of its time."
+        one, its = ("it", "its") if cause.alike_per_step == 1 else ("them", "their")
+        return f" If gradient hooks launched {one}, backward could hide part of {its} time."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
     if cause.why == LATE_INPUT:

@@ -12,7 +12,7 @@ from ddp_prof.analyze.statistics import CHANGES_OVERLAP, WORTH, Outliers
 from ddp_prof.analyze.step_levels import LevelChange
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
-from ddp_prof.columns import count_noun, milliseconds, percent
+from ddp_prof.columns import count_noun, milliseconds, percent, with_article
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.cost import Bounds, Cost
@@ -224,7 +224,8 @@ def _hidden_text(summary: VariantSummary) -> str:
 def _exposed_text(summary: VariantSummary, step_ns: int, exposed_ns: int) -> str:
     """Say how much communication is hidden, and how much of a step is exposed; in which steps, if not in all."""
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
-    share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
+    step = f"{with_article(milliseconds(step_ns))} step"
+    share = f"{milliseconds(exposed_ns)} of {step} ({_fine_percent(exposed_ns / step_ns)})"
     own = " time of its collectives" if summary.world_size == 1 else ""
     return f"{_hidden_text(summary)}; {share} is exposed{own}{some}"
 

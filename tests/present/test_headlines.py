@@ -102,7 +102,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ),
         (
             {"why": "blocking_call", "blocking": "after_backward", "collectives_per_step": 1, "alike_per_step": 1},
-            "tail, in collectives launched after backward: this is the only collective of a step.",
+            "this is the only collective of a step. If gradient hooks launched it in several buckets, backward could",
         ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that in the"),
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' shows whether the same rank is late each time."),

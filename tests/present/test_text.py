@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ddp_prof
-from ddp_prof.columns import digits, milliseconds, percent, size
+from ddp_prof.columns import digits, milliseconds, percent, size, with_article
 from ddp_prof.present.text import three_digits
 
 
@@ -74,6 +74,13 @@ _SCALES = ("/ 1000000.0", "/ 2 ** 20")
 )
 def test_long_times_stay_readable(ns: int, said: str) -> None:
     assert milliseconds(ns) == said
+
+
+def test_a_number_has_the_article_with_which_it_is_spoken() -> None:
+    """'28.6 µs of a 8.44 ms step'."""
+    numbers = "8.44 ms, 11.0 ms, 18.0 ms, 80.0 ms, 845.1 ms, 11,000.0 ms, 1.80 ms, 110.0 ms, 180.0 ms, 1,800.0 ms, 7 ms"
+    spoken = [with_article(number).split()[0] for number in numbers.split(", ")]
+    assert spoken == ["an"] * 6 + ["a"] * 5
 
 
 @pytest.mark.parametrize(
