@@ -97,6 +97,13 @@ def test_each_panel_has_its_own(visit: Visit, tmp_path: Path) -> None:
     assert seen_on_band(visit, 1) == pytest.approx([0.84, 9.16], abs=0.1)
 
 
+def test_bands_with_the_window_at_one_place_have_one_frame(visit: Visit, tmp_path: Path) -> None:
+    """Eight frames, each 14 px high, hid most of what eight bands of 8 px showed."""
+    edges = "(frame) => ['Top', 'Bottom'].map((edge) => getComputedStyle(frame)[`border${edge}Width`])"
+    visit.open_timeline(page_of(tmp_path, steps_of(4, 8), steps_of(4, 8), steps_of(6, 6)), "#step=1")
+    assert visit.each("#whole i", edges) == [["2px", "0px"], ["0px", "2px"], ["2px", "2px"]]
+
+
 def test_the_legend_stays_whatever_is_seen(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     legend = visit.texts(".legendtext")

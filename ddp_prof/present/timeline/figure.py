@@ -284,7 +284,7 @@ def _rank_title(rank: RankLanes, y: float) -> Iterator[dict[str, Any]]:
     yield {**_left_aligned_text(y + 22), "text": below, "font": quiet}
 
 
-_WHEN = WHEN | {TAIL: "in the tail, after the last compute of its pass of backward", UNKNOWN_WHEN: "in no known phase"}
+_WHEN = WHEN | {TAIL: "in the tail", UNKNOWN_WHEN: "in no known phase"}
 _WHY = WHY | {BLOCKING_CALL: "the program waits for it", PEER_WAIT: "a peer had not arrived"}
 EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS)
 """Words for when and why communication is exposed, in the order of ``Exposure.pairs_ns``."""

@@ -32,14 +32,18 @@ export class WholeRun {
     const look = `${width} ${devicePixelRatio} ${dark.matches} ${this.timeline.isComplete}`;
     if (look !== this.drawn) this.bands.forEach((band) => this.#draw(band, width * devicePixelRatio));
     this.drawn = look;
-    this.bands.forEach((band) => this.#placeWindow(band, width));
+    const places = this.bands.map((band) => this.#placeWindow(band, width));
+    // Ranks on one clock have the window at one place: one frame lies round all of their bands.
+    this.bands.forEach(({ band }, at) => band.classList.toggle("joined", places[at] === places[at - 1]));
   }
 
+  /** Places the window on a band; returns where it lies. */
   #placeWindow({ panel, place }, width) {
     const [start, end] = this.span, [from, to] = this.timeline.view.on({ panel });
     const x = (time) => (Math.min(Math.max(time, start), end) - start) / (end - start) * width;
     const wide = Math.max(4, x(to) - x(from)), left = Math.min(x(from), width - wide);
     Object.assign(place.style, { left: `${left}px`, width: `${wide}px` });
+    return `${Math.round(left)} ${Math.round(wide)}`;
   }
 
   /** Divides each pixel column like the time in it, by the mean over the panel's ranks. */
