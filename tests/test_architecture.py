@@ -18,20 +18,7 @@ PACKAGE = ROOT / "ddp_prof"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 
-GROUND = {
-    "errors",
-    "communication",
-    "range_names",
-    "variants",
-    "run_config",
-    "manifest",
-    "table",
-    "trace",
-    "atomic_file",
-    "bounded_file",
-    "file_kinds",
-    "notes",
-}
+GROUND = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
 SOLE_USERS = {
     "torch": {"annotate", "ddp", "train"},
     "nvtx": {"annotate"},

@@ -17,6 +17,7 @@ communicates, as on a CPU, stands still in ``synchronize``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -86,6 +87,9 @@ class Stretches(Table):
     end_ns: Ints
     collective: Ints
     consumer: Ints
+
+
+OfCollectives = TypeVar("OfCollectives", Consumers, Stretches)
 
 
 @dataclass(frozen=True)
@@ -354,16 +358,14 @@ def device_blocking(
         host_waits=len(delaying),
         host_waits_usually=len(delaying) > 0 and 2 * waiting_steps >= all_steps,
     )
-    stretches = replace(found.stretches, collective=row_of[found.stretches.collective])
-    consumers = replace(found.consumers, collective=row_of[found.consumers.collective])
-    return _make_rank_blocking(
-        coverage,
-        select(stretches, stretches.collective != UNKNOWN),
-        select(consumers, consumers.collective != UNKNOWN),
-        is_known,
-        events,
-        len(steps),
-    )
+    stretches, consumers = _of_events(found.stretches, row_of), _of_events(found.consumers, row_of)
+    return _make_rank_blocking(coverage, stretches, consumers, is_known, events, len(steps))
+
+
+def _of_events(found: OfCollectives, row_of: Ints) -> OfCollectives:
+    """Return what is of collectives among a rank's events, as rows of these; ``row_of`` has one per activity."""
+    found = replace(found, collective=row_of[found.collective])
+    return select(found, found.collective != UNKNOWN)
 
 
 def _awaited_by_host(
