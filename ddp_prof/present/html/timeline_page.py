@@ -21,7 +21,7 @@ from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline import encoding, figure
 from ddp_prof.present.timeline.encoding import PackedBoxes, PlacedLane, Titles
 from ddp_prof.present.timeline.lanes import unknown_parts
-from ddp_prof.present.timeline.model import STRIP, Timeline
+from ddp_prof.present.timeline.model import STRIP, Panel, RankLanes, Timeline
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
 
@@ -194,25 +194,9 @@ def _page_data(
             for name in (*theme.STRIP, theme.GRAPH, theme.UNNAMED)
         ],
         "phases": PHASES,
-        "panels": [
-            {"title": plain_name(panel.title), "device": panel.device, "facts": [*map(plain_name, panel.facts)],
-             "steps": panel.steps, "stepNames": panel.step_names,
-             "stepLengths": step_lengths(rank.overlap for rank in panel.ranks)}
-            for panel in model.panels
-        ],
-        "ranks": [
-            {"panel": at, "title": rank.title, "name": rank.explained.rank, "share": rank.overlap.overlap_ratio,
-             "infersBackward": rank.backward == "inferred", "knowsWait": rank.explained.knows_wait,
-             "whyUnknown": rank.why_unknown, "knowsBlocking": rank.knows_blocking,
-             "unknown": sorted(unknown_parts(rank.overlap))}
-            for at, panel in enumerate(model.panels)
-            for rank in panel.ranks
-        ],
-        "lanes": [
-            {"rank": each.rank, "title": plain_name(each.lane.title), "kind": each.lane.kind,
-             "folded": each.lane.is_folded, "from_launch": each.lane.from_launch, "levels": each.lane.levels}
-            for each in placed
-        ],
+        "panels": [_panel_data(panel) for panel in model.panels],
+        "ranks": [_rank_data(at, rank) for at, panel in enumerate(model.panels) for rank in panel.ranks],
+        "lanes": [_lane_data(each) for each in placed],
         "rows": _row_data(shown),
         "foldedRows": _row_data(folded),
         "opening": opening and {
@@ -229,6 +213,43 @@ def _page_data(
         "filter": _STRIP_TITLE if is_filtered else "",
         "fastest": FASTEST_LINK_BYTES_PER_S,
     }  # fmt: skip
+
+
+def _panel_data(panel: Panel) -> dict[str, Any]:
+    return {
+        "title": plain_name(panel.title),
+        "device": panel.device,
+        "facts": [*map(plain_name, panel.facts)],
+        "steps": panel.steps,
+        "stepNames": panel.step_names,
+        "stepLengths": step_lengths(rank.overlap for rank in panel.ranks),
+    }
+
+
+def _rank_data(panel: int, rank: RankLanes) -> dict[str, Any]:
+    """Return what the page tells of a rank; ``panel`` is the index of its panel."""
+    return {
+        "panel": panel,
+        "title": rank.title,
+        "name": rank.explained.rank,
+        "share": rank.overlap.overlap_ratio,
+        "infersBackward": rank.backward == "inferred",
+        "knowsWait": rank.explained.knows_wait,
+        "whyUnknown": rank.why_unknown,
+        "knowsBlocking": rank.knows_blocking,
+        "unknown": sorted(unknown_parts(rank.overlap)),
+    }
+
+
+def _lane_data(placed: PlacedLane) -> dict[str, Any]:
+    return {
+        "rank": placed.rank,
+        "title": plain_name(placed.lane.title),
+        "kind": placed.lane.kind,
+        "folded": placed.lane.is_folded,
+        "from_launch": placed.lane.from_launch,
+        "levels": placed.lane.levels,
+    }
 
 
 def _row_data(packed: PackedBoxes) -> list[dict[str, int]]:
