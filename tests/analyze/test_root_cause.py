@@ -408,6 +408,76 @@ def test_hooks_and_buckets_are_advised_only_for_what_may_carry_gradients(inferre
     )
 
 
+@pytest.mark.parametrize(("main", "follows"), [("aMbN......", True), ("aMb...N...", False)])
+def test_what_was_launched_after_another_one_ended_did_not_wait_for_it(main: str, follows: bool) -> None:
+    """Both start right behind the other one: the first was launched while that ran, the second was not."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 20, "backward": "#" * 5 + "." * 15},
+        launches={"pt_autograd_0": main},
+        streams={7: ".aabb...............", 9: "..MMM..NNNNNNNNN...."},
+    )
+    cause = cause_of(trace)
+    assert (cause.index, cause.follows_another) == (1, follows)
+
+
+def buckets_on_the_host(sizes: list[int], pictures: list[str], **phases: str) -> Trace:
+    """A step of a rank whose host reduces buckets of these sizes; phases are those of the host."""
+    reduces = [
+        (f"all_reduce|bucket={bucket}|bytes={size}|params=2", picture)
+        for bucket, (size, picture) in enumerate(zip(sizes, pictures, strict=True))
+    ]
+    whole = "#" * len(pictures[0])
+    ranges = [("process|rank=0|world=2", whole), ("step|index=0", whole), *phases.items(), *reduces]
+    return draw_trace(ranges=ranges, ranks={PID: 0})
+
+
+@pytest.mark.parametrize(("sizes", "exceeds"), [([1, 9], False), ([1, 4, 9], True), ([1, 5, 9], False)])
+def test_that_the_first_bucket_is_small_makes_no_other_one_large(sizes: list[int], exceeds: bool) -> None:
+    pictures = ["....##..............", "......##............", "........########...."]
+    phases = {
+        "forward": "##..................",
+        "backward": "..#######...........",
+        "synchronize": ".........#######....",
+    }
+    pictures = [*pictures[: len(sizes) - 1], pictures[-1]]
+    assert cause_of(buckets_on_the_host(sizes, pictures, **phases)).exceeds_others == exceeds
+
+
+@pytest.mark.parametrize(("optimizer", "times"), [("." * 20, 2), ("........##..........", 1)])
+def test_a_bucket_is_not_reduced_twice_where_an_optimizer_runs_in_between(optimizer: str, times: int) -> None:
+    ranges = [
+        ("process|rank=0|world=2", "#" * 20),
+        ("step|index=0", "#" * 20),
+        ("backward", "####......####......"),
+        ("optimizer", optimizer),
+        ("synchronize", "....####......######"),
+        ("all_reduce|bucket=0|bytes=8|params=1", "..######............"),
+        ("all_reduce|bucket=0|bytes=8|params=1", "............########"),
+    ]
+    assert cause_of(draw_trace(ranges=ranges, ranks={PID: 0})).times_per_step == times
+
+
+def test_the_size_is_not_known_where_that_of_ranks_differs() -> None:
+    ranks = [
+        draw_trace(
+            ranges={
+                f"process|rank={rank}|world=2": "#" * 12,
+                "step|index=0": "#" * 12,
+                "backward": "####........",
+                "synchronize": "....########",
+                f"all_reduce|bytes={size}": "..##########",
+            },
+            ranks={PID: rank},
+            path=f"rank{rank}",
+        )
+        for rank, size in enumerate((8, 12))
+    ]
+    cause = find_root_cause(results_of(*ranks))
+    assert cause is not None
+    assert (cause.ranks, cause.bytes) == (2, None)
+    assert cause_of(ranks[1]).bytes == 12
+
+
 def test_a_bucket_that_another_one_follows_is_not_the_last() -> None:
     trace = draw_trace(
         ranges={
