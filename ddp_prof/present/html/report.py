@@ -22,7 +22,7 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import Waterfall
-from ddp_prof.columns import Column, Row, capitalized, count_noun, percent
+from ddp_prof.columns import MISSING, Column, Row, capitalized, count_noun, percent
 from ddp_prof.errors import TraceError
 from ddp_prof.present import theme
 from ddp_prof.present.cause_headlines import root_cause_headline
@@ -107,7 +107,7 @@ class ReportRun:
     def cause_beside_gain(self) -> str:
         """The cause as a text to read after :attr:`gain`, without what both say; empty if they say the same."""
         cause, gain = self.cause, self.gain
-        if cause.claim.rstrip(".") == gain.rstrip("."):
+        if gain.startswith(cause.claim.rstrip(".")):
             return ""
         # "A typical step stands still for communication for 4.00 ms": the same words, without who does.
         _, _, stands_still = cause.claim.partition(" step ")
@@ -244,7 +244,7 @@ def run_values(
         **pages,
         "gain": run.gain,
         "cost": run.bounds,
-        "finding": run.cause_beside_gain or run.cause.text,
+        "finding": run.cause_beside_gain or MISSING,
         "advice": main_advice(run.summarized),
         "skew": skew_headline(run.explanation.skew).text,
         "use": most_of(run.use),

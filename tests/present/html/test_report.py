@@ -135,6 +135,13 @@ class TestPages:
             shown = re.sub("<script.*?</script>", "", text.partition("<body>")[2], flags=re.DOTALL)
             assert shown.count("stands still for communication for 33.4 ms") == times
 
+    def test_what_is_not_known_is_said_in_one_cell_of_a_row(self, tmp_path: Path) -> None:
+        """'Whether communication is exposed is not known: ...' stood in two cells of one row, and under the heading."""
+        silent = draw_trace(ranges={"step|index=0": "####"}, ranks={4242: 0})
+        write_report([run_of(silent)], tmp_path)
+        (row,) = [row for row in read(tmp_path / "index.html").rows if any("is not known" in cell for cell in row)]
+        assert sum(cell.startswith("Whether communication is exposed") for cell in row) == 1, row
+
     def test_without_chromium_the_pages_are_written_all_the_same(self, tmp_path: Path) -> None:
         problems = write_report([run_of(cpu_run())], tmp_path)
         assert len(problems) == 1
