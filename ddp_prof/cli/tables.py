@@ -273,6 +273,8 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
         from ddp_prof.present.skew_headlines import skew_headline
 
         result = runs[0].skew()
+        if result.reason:
+            raise TraceError(runs[0].analysis().trace, result.reason, "without that there is nothing to draw")
         figure = draw_skew(runs[0].analysis(), result)
         write_figure(figure, title=skew_headline(result).claim, page=page, picture=png)
 

@@ -210,6 +210,22 @@ def test_a_gate_has_the_ranks_that_are_given_and_speaks_of_no_figures_that_it_la
         assert (differ in text, medians in text) == (True, says_medians)
 
 
+def test_a_gate_against_a_baseline_alone_speaks_of_no_worst_rank() -> None:
+    """'the worst rank decides' stood under two requirements that medians over all ranks decide."""
+    traces = Path(__file__).parents[2] / "traces"
+    against = ("--baseline", traces / "naive.sqlite", traces / "flat.sqlite")
+    for limits, says_worst in (([], False), (["--max-exposed-ms", "50"], True)):
+        assert ("the worst rank decides" in text_of("check", *limits, *against)) == says_worst
+
+
+def test_a_skew_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
+    """The page had two empty charts under 'The skew is not known'."""
+    trace = Path(__file__).parents[2] / "traces/h200/gloo/naive.rank0.json.gz"
+    drawn = run("skew", trace, "--html", tmp_path / "skew.html")
+    assert (drawn.exit_code, (tmp_path / "skew.html").exists()) == (1, False)
+    assert drawn.stderr.count("at least two ranks of a run are needed") == 1
+
+
 def test_parts_of_a_window_stand_beside_the_window(tmp_path: Path) -> None:
     (row, *_) = csv_rows("overlap", "--steps", write_capture(tmp_path / "x.sqlite", usual(3)))
     names = list(row)

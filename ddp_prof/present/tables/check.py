@@ -123,6 +123,8 @@ def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> R
 
 
 _EVERY_RANK = "all ranks"
+_BY_ALL = "against baseline"
+"""End of the names of requirements that medians over all ranks decide, not the worst rank."""
 
 
 def _given_ranks(run: TraceOverlap) -> str:
@@ -140,11 +142,12 @@ def why_alike(measured: float | None, limit: float | None) -> str:
 def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[str]:
     """Return how to read the table, which ranks decided, and what is not known of the runs and the baseline."""
     runs = [check.run for check in checks]
-    required = any(verdict.requirement == "all ranks" for check in checks for verdict in check.verdicts)
-    advice = "" if required else "; to require them all: --all-ranks"
+    asked = {verdict.requirement for check in checks for verdict in check.verdicts}
+    advice = "" if _EVERY_RANK in asked else "; to require them all: --all-ranks"
     given = {run.label: _given_ranks(run) for run in runs}
     partial = [f"{label}: judged by {ranks}{advice}" for label, ranks in given.items() if ranks != _EVERY_RANK]
-    notes = [HOW_TO_READ_CHECK, *partial]
+    by_rank = any(not name.endswith((_BY_ALL, _EVERY_RANK)) for name in asked)
+    notes = [*([HOW_TO_READ_CHECK] if by_rank else []), *partial]
     if baseline is None:
         return [*notes, *(note.removesuffix(f"; {OVER_ALL_RANKS}") for note in notes_of_runs(runs))]
     runs.append(replace(baseline, label=f"baseline {baseline.label}"))
