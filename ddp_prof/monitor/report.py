@@ -229,7 +229,8 @@ def draw_course(log: MonitorLog) -> Chart:
     ]  # fmt: skip
     labels = [
         {
-            "xref": "x", "x": (steps[one.first] + steps[one.last]) / 2, "yref": "paper", "y": 1, "yanchor": "bottom",
+            # Above its stretch it would be in the legend, at its top under the line of the step.
+            "xref": "x", "x": (steps[one.first] + steps[one.last]) / 2, "yref": "paper", "y": 0, "yanchor": "bottom",
             "text": f"rank {one.rank} late", "showarrow": False,
             "font": {"size": 12, "color": theme.LIGHT.quiet},
         }
