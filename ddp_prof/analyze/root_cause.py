@@ -13,7 +13,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.exposed_time import TAIL, TRANSFER
-from ddp_prof.analyze.collectives.gradients import are_many_and_small, are_votes, carry_gradients
+from ddp_prof.analyze.collectives.gradients import SHARDING_OPERATIONS, are_many_and_small, are_votes, carry_gradients
 from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, count_equal_passes, find_alike_times
@@ -23,7 +23,7 @@ from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.statistics import WORTH
-from ddp_prof.communication import ALL_REDUCE, REDUCE, REDUCE_SCATTER
+from ddp_prof.communication import ALL_REDUCE
 from ddp_prof.manifest import Manifest
 from ddp_prof.table import Brief, Ints
 from ddp_prof.trace import NO_TIME, UNKNOWN
@@ -260,7 +260,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         is_last=culprit.is_last_among([collective for collective in step if collective.op == one.op]),
         follows_own_bucket=culprit.follows_own_bucket,
         passes=len({end_ns for collective in on_rank if (end_ns := collective.backward_end_ns) is not None}),
-        is_sharded=any(collective.op in (REDUCE, REDUCE_SCATTER) for collective in on_rank),
+        is_sharded=any(collective.op in SHARDING_OPERATIONS for collective in on_rank),
         # Its place among those that reduce gradients.
         carries_gradients=culprit.are_gradients[culprit.at],
         gradients_per_pass=len(culprit.gradients_of_pass),

@@ -10,8 +10,12 @@ from ddp_prof.communication import NOTIFY, OPERATIONS, REDUCE, REDUCE_SCATTER
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, distinct_rows
 
-SHARDING = (OPERATIONS.index(REDUCE_SCATTER), OPERATIONS.index(REDUCE))
-"""Operations after which not all ranks have all gradients; DeepSpeed reduces each bucket to the rank that needs it."""
+SHARDING_OPERATIONS = (REDUCE_SCATTER, REDUCE)
+SHARDING = tuple(map(OPERATIONS.index, SHARDING_OPERATIONS))
+"""Operations, by name and by number, after which not all ranks have all gradients.
+
+DeepSpeed reduces each bucket to the rank that needs it.
+"""
 
 NUMBER_BYTES = 8
 """Largest size of a single number."""
