@@ -944,6 +944,8 @@ def test_the_last_bucket_is_needed_first() -> None:
     slow = training(bucket_ns=3 * MS, needed=lambda bucket: 3 - bucket)
     assert "the last bucket is needed first" in named(slow.trace())
     assert "the last bucket is needed first" not in named(training(bucket_ns=3 * MS).trace())
+    hidden = training(needed=lambda bucket: 3 - bucket)
+    assert "the last bucket is needed first" not in named(hidden.trace()), "nothing stands still for it"
 
 
 @pytest.mark.parametrize(("delay_ns", "is_named"), [(0, True), (100_000, False)])
@@ -1118,6 +1120,43 @@ def test_buckets_that_are_all_complete_only_at_the_end(sizes: list[int], is_name
     trace = with_sizes(device.trace(), sizes)
     found = named(trace)
     assert ("gradients ready in another order than buckets" in found) == is_named
+
+
+@pytest.mark.parametrize("last_in", ["backward", "synchronize"])
+def test_the_last_bucket_of_a_pass_may_be_launched_after_it(last_in: str) -> None:
+    """All are ready when backward is over, as where parameters are registered in the wrong order."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                for _ in range(20):
+                    device.launch(1_000, 7, MS, is_collective=False)
+            for bucket, phase in enumerate(("backward", "backward", last_in)):
+                with device.range(phase), device.range(f"all_reduce|bucket={bucket}|bytes={8 << 20}|params=2"):
+                    device.launch(1_000, 20, MS, is_collective=True)
+        device.synchronize(1_000)
+    assert "gradients ready in another order than buckets" in named(device.trace())
+
+
+@pytest.mark.parametrize(("size", "is_named"), [(8 << 20, True), (UNKNOWN, False)])
+def test_of_a_stage_of_a_pipeline_sizes_tell_gradients_from_their_norm(size: int, is_named: bool) -> None:
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                device.launch(1, 21, MS, is_collective=True, name="ncclDevKernel_SendRecv(x)")
+                device.launch(1, 7, 4 * MS, is_collective=False)
+            device.record(1, 7, 1)
+            device.wait(1, 20, 1)
+            device.launch(1, 20, 3 * MS, is_collective=True)
+            device.record(1, 20, 2)
+            with device.range("optimizer"):
+                device.wait(1, 7, 2)
+                device.launch(1, 7, MS, is_collective=False)
+        device.synchronize(1)
+    diagnosis, rule = diagnose(with_sizes(device.trace(), [1 << 20, size])), "gradients reduced after backward"
+    assert (rule in [one.rule for one in diagnosis.findings]) == is_named
+    assert (rule in [one.rule for one in diagnosis.abstained]) == (not is_named)
 
 
 @pytest.mark.parametrize(
