@@ -126,14 +126,14 @@ def training(
     return device
 
 
-def with_another(name: str, where: str) -> Trace:
-    """Steps of which all but two have one collective more, in a phase."""
+def with_another(name: str, where: str, *, since: int = 2) -> Trace:
+    """Steps of which all but the first ones have one collective more, in a phase."""
     device = Device()
     for step in range(STEPS):
         with device.range(f"step {step}"):
             for phase in ("forward", "backward", "optimizer"):
                 with device.range(phase):
-                    if phase == where and step > 1:
+                    if phase == where and step >= since:
                         device.launch(1_000, 7, MS, is_collective=True, name=name)
                     device.launch(1_000, 7, 4 * MS, is_collective=False)
         device.synchronize(1_000)
@@ -1063,6 +1063,13 @@ def test_what_gathers_updated_parameters_does_not_queue_behind_their_gradients(p
                     device.wait(1, 7, 2)
         device.synchronize(1)
     assert "one communicator serializes gathers and scatters" not in named(device.trace())
+
+
+@pytest.mark.parametrize(("steps", "is_named"), [(STEPS - 2, True), (STEPS // 2, False)])
+def test_a_broadcast_in_forward_of_half_of_the_steps_is_no_fault(steps: int, is_named: bool) -> None:
+    """As where an evaluation begins now and then; DDP broadcasts its buffers in each step."""
+    trace = with_another("ncclDevKernel_Broadcast_RING_LL(x)", "forward", since=STEPS - steps)
+    assert ("broadcast in forward" in named(trace)) == is_named
 
 
 @pytest.mark.parametrize(("vote_bytes", "is_named"), [(512, True), (4 << 20, False)])
