@@ -334,12 +334,15 @@ def _select_steps(
     """
     spans, notes, left_out = trace.spans, [], 0
 
-    def leave_out(kept: Ints, why: str, kind: type[str] = str) -> Ints:
-        """Return ``kept``, and note how many of ``rows`` it lacks; ``kind`` is the class of the note."""
+    def leave_out(kept: Ints, why: str, kind: type[str] = str, *, why_one: str = "") -> Ints:
+        """Return ``kept``, and note how many of ``rows`` it lacks; ``kind`` is the class of the note.
+
+        ``why_one`` is why if it lacks one, where that is worded otherwise.
+        """
         nonlocal left_out
         if count := len(rows) - len(kept):
             ranges = "1 range that could be a step" if count == 1 else f"{count} ranges that could be steps"
-            notes.append(kind(f"{ranges} left out: {why}"))
+            notes.append(kind(f"{ranges} left out: {(count == 1 and why_one) or why}"))
             left_out += count
         return kept
 
@@ -361,8 +364,13 @@ def _select_steps(
     chosen, why = (
         (first, "the first of the process") if first in lanes else (lanes[times.argmax()], "no thread has more")
     )
-    rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen} ({why})")
-    rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most ranges of their name, contain others")
+    of_thread = f"those of thread {chosen} ({why})"
+    rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap {of_thread}", why_one=f"it overlaps {of_thread}")
+    rows = leave_out(
+        rows[~_are_outer(trace, rows)],
+        "they, or most ranges of their name, contain others",
+        why_one="it, or most ranges of its name, contain others",
+    )
     rows = leave_out(rows[~_are_numbered_again(spans, rows, number_of)], "another range marks the same step")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(f"ranges of steps that end after the next step begins: {cut}; each is taken to end there")

@@ -237,7 +237,7 @@ class TestRangesThatOverlap:
         trace = draw_trace(ranges={"epoch step 1": "############", "step 5": ".####", "step 6": "......#####"})
         steps, (note,) = find_steps_and_notes(trace, PID, r"step (\d+)")
         assert steps.number.tolist() == [5, 6]
-        assert note == "1 range that could be a step left out: they, or most ranges of their name, contain others"
+        assert note == "1 range that could be a step left out: it, or most ranges of its name, contain others"
 
     def test_outer_ones_that_hold_none_are_not_mixed_with_inner_ones_of_others(self) -> None:
         outer = [("step 0", "#####"), ("step 1", ".....#####"), ("step 2", "..........#####")]
@@ -273,7 +273,7 @@ class TestRangesThatOverlap:
         trace = replace(trace, spans=replace(trace.spans, lane=column(loader)))
         steps, (note,) = find_steps_and_notes(trace, PID)
         assert steps.number.tolist() == [0, 1, 2]
-        assert f"overlap those of thread {PID}" in note
+        assert f"it overlaps those of thread {PID}" in note
 
     @pytest.mark.parametrize("more", [True, False])
     def test_of_two_threads_with_as_many_none_is_said_to_have_most(self, more: bool) -> None:
@@ -282,7 +282,7 @@ class TestRangesThatOverlap:
         threads = [PID + 7 if start == 1 else PID + 3 for start, _ in zip(*spans_of(trace), strict=True)]
         trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
         _, (note,) = find_steps_and_notes(trace, PID)
-        why = f"they overlap those of thread {PID + 3} (no thread has more)"
+        why = f"it overlaps those of thread {PID + 3} (no thread has more)"
         assert note == f"1 range that could be a step left out: {why}"
 
     def test_of_two_threads_the_first_of_the_process_counts(self) -> None:
