@@ -42,6 +42,8 @@ NO_DURATIONS = "the collectives in this trace take no time, so how long they too
 
 NO_COMPUTE_DURATIONS = "kernels that compute take no time in this trace, so what they hide is not known"
 
+NO_COMPUTE = "no kernel that computes was recorded, although ranges name forward or backward"
+
 COPIES_LOST = "copies carry out collectives in this trace, by the calls in their ranges, and no copy was recorded"
 
 NO_COLLECTIVE = "no collective was recorded, although ranges tell that the host waits for gradients to be reduced"
@@ -253,6 +255,8 @@ def why_unknown_work(rank: RankEvents) -> str | None:
         return GRAPHS
     if lacks_durations_of_compute(rank):
         return NO_COMPUTE_DURATIONS
+    if _lacks_compute(rank):
+        return NO_COMPUTE
     if rank.mixes_clocks:
         return MIXED_CLOCKS
     if rank.hides_waits:
@@ -332,8 +336,22 @@ def lacks_phases(rank: RankEvents) -> bool:
 
 
 def hides_compute(rank: RankEvents) -> bool:
-    """Return whether it is not known when the rank computed: graphs were recorded whole, or kernels take no time."""
-    return hides_graphs(rank) or lacks_durations_of_compute(rank)
+    """Return whether it is not known when the rank computed.
+
+    Graphs were recorded whole, or kernels take no time, or none was recorded, as where a trace was cut down to NCCL's.
+    """
+    return hides_graphs(rank) or lacks_durations_of_compute(rank) or _lacks_compute(rank)
+
+
+def _lacks_compute(rank: RankEvents) -> bool:
+    """Return whether the device of a rank that trains communicates, and no work of its process is known to compute."""
+    mine = rank.trace.activities.category[rank.trace.activities.process == rank.process]
+    trains = np.isin((PHASES.index(FORWARD), BACKWARD_PHASE), rank.phases.kind).any()
+    if rank.device is None or not trains:
+        return False
+    return not np.any(is_in(mine, (Category.COMPUTE, Category.OTHER, Category.UNKNOWN))) and bool(
+        np.any(rank.events.category == Category.COMMUNICATION)
+    )
 
 
 def hides_graphs(rank: RankEvents) -> bool:

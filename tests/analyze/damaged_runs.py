@@ -66,6 +66,8 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(RankEvents, "lacks_copies", False)
         # Where most kernels or collectives take no time, what hides is not known: test_unknown_work.py.
         patch.setattr(why_unknown, "lacks_durations", lambda *_: False)
+        # Nor where no kernel that computes is left: test_unknown_work.py.
+        patch.setattr(why_unknown, "_lacks_compute", lambda _: False)
         # Where much was launched between two steps, the time until the next one is no length: core/test_step_times.py.
         patch.setattr(recording, "_precede_other_work", lambda _, __, steps: np.zeros(len(steps), np.bool_))
         # Where the clocks disagree so much that their units may differ: core/test_recording.py.

@@ -12,6 +12,7 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.why_unknown import (
     GRAPHS,
     NO_COMMUNICATION,
+    NO_COMPUTE,
     NO_COMPUTE_DURATIONS,
     NO_DURATIONS,
     NOTHING,
@@ -74,6 +75,20 @@ def test_kernels_that_take_no_time_are_not_said_to_hide_nothing(tmp_path: Path) 
     assert {(step["exposed_ns"], step["idle_ns"], step["length"]["idle_ns"]) for step in rank["steps"]} == {(None,) * 3}
     assert NO_COMPUTE_DURATIONS in headline(path)
     assert run("check", "--max-exposed-ms", "1000", path).exit_code == 3
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_where_no_kernel_that_computes_was_recorded_communication_is_not_said_to_be_exposed(
+    tmp_path: Path, trains: bool
+) -> None:
+    """As where a trace was cut down to NCCL's kernels: it was 0 % hidden, and the host launched too late."""
+    ranges = [Range("step 0", 0, 90, 100), *([Range("backward", 5, 50, 100)] if trains else [])]
+    path = write_capture(tmp_path / "x.sqlite", Capture([Kernel(NCCL, 30, 60, 6, 100, stream=9)], ranges))
+    (rank,) = measure_overlap(load_trace(path)).ranks
+    # A program without backward may measure NCCL itself.
+    known = (NO_COMPUTE, 30, None, None) if trains else (None, 30, 0, 30)
+    assert (rank.reason, rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == known
+    assert (NO_COMPUTE in headline(path)) is trains
 
 
 def test_collectives_that_take_no_time_beside_copies_between_devices_are_not_said_to_be_short(tmp_path: Path) -> None:

@@ -825,10 +825,10 @@ def test_without_steps_a_capture_is_not_taken_for_one() -> None:
 
 
 def without_compute(trace: Trace) -> Trace:
-    """Nothing hides communication."""
-    category = trace.activities.category
-    copies = np.where(category == Category.COMPUTE, Category.MEMORY, category)
-    return replace(trace, activities=replace(trace.activities, category=copies))
+    """Nothing hides communication: all computes before it, in a kernel."""
+    category = trace.activities.category.copy()
+    category[np.flatnonzero(category == Category.COMPUTE)[1:]] = Category.MEMORY
+    return replace(trace, activities=replace(trace.activities, category=category))
 
 
 def test_without_sizes_nothing_is_said_to_depend_on_them() -> None:
