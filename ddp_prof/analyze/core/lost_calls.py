@@ -45,6 +45,9 @@ incomplete."""
 MOST_UNUSUAL = 0.05
 """Largest fraction of its launches, or else one, that other steps do not have, for a step that lacks some of theirs."""
 
+_SHORT_PERIOD = 3
+"""Two steps that lack some launches, at most so far apart, tell that one in so many does; else it takes three."""
+
 _MOST_COMPARED = 64
 """Largest number of steps with which one that lacks some launches is compared."""
 
@@ -296,7 +299,8 @@ def _lack_launches(launches: StepLaunches) -> Mask:
         of one with losses     8a   11c   14e          b and d are lost
         of one without b, d    8a   10c   12e
 
-    If every second step, or every third, is such a one, nothing is lost: the program does so.
+    If every second step, or every third, is such a one, nothing is lost: the program does so. Of longer periods there
+    must be two.
     """
     trace, steps, found = launches.trace, launches.steps, np.zeros(len(launches.steps), np.bool_)
     counts, times = np.unique(launches.counts[launches.counts > 0], return_counts=True)
@@ -317,7 +321,8 @@ def _lack_launches(launches: StepLaunches) -> Mask:
     found[asked] = _lack_some(trace, rows, step, asked, compared)
     first, *others = np.flatnonzero(found).tolist() or [0]
     period = others[0] - first if others else 0
-    if first < period and np.array_equal(np.flatnonzero(found), np.arange(first, len(found), period)):
+    is_told = period <= _SHORT_PERIOD or len(others) > 1  # any two are as far apart as themselves
+    if is_told and first < period and np.array_equal(np.flatnonzero(found), np.arange(first, len(found), period)):
         found[:] = False
     return found
 

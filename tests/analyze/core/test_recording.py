@@ -592,6 +592,7 @@ class TestStepsThatLostTheirCallsToo:
             ("abcde...fghij...k.l.m...nopqr...stuvw...", [0, 1, 2, 3, 4]),
             ("abc.....d.f.....ghi.....j.l.....mno.....p.r.....stu.....", [*range(7)]),  # every second one lacks some
             ("abc.....def.....ghi.....j.l.....mno.....p.r.....stu.....", [0, 1, 2, 4, 6]),
+            ("abc.....d.f.....ghi.....jkl.....mno.....p.r.....stu.....vwx.....yz{.....", [0, 2, 3, 4, 6, 7, 8]),
             # Every third step reduces gradients.
             ("A.C.....D.F.....GHI.....J.L.....M.O.....PQR.....S.U.....V.X.....abc.....", [*range(9)]),
             ("abc.....def.....gh......ijk.....lmn.....", [0, 1, 2, 3, 4]),  # it launches less
