@@ -161,6 +161,8 @@ class Hidden(Flag):
     """Much compute has no recorded launch, so what a step launched is not known."""
     STEPS = auto()
     """All steps were left out, and what their work hid with them."""
+    KERNELS = auto()
+    """It is not known which kernels a step launched, with or without names."""
 
 
 WHY_HIDDEN = {
@@ -174,6 +176,7 @@ WHY_HIDDEN = {
     Hidden.COPIES: "no copies",
     Hidden.CALLS: "lost calls",
     Hidden.STEPS: "no steps",
+    Hidden.KERNELS: "no launches",
 }
 """For each of these, the words for what the capture lacks; docs/formats.md explains them."""
 

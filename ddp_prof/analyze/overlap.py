@@ -60,6 +60,7 @@ from ddp_prof.analyze.why_unknown import (
     has_no_usable_events,
     hides_compute,
     hides_work,
+    lacks_names,
     lacks_times_of_communication,
     loses_launches,
     why_unknown,
@@ -544,6 +545,8 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     if is_blind or loses_launches(rank):
         of_steps |= Hidden.LAUNCHES
     if rank.recording.lacks_calls:
+        if not lacks_names(rank):
+            of_steps |= Hidden.KERNELS
         of_steps |= Hidden.CALLS
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
@@ -553,7 +556,7 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
         of_steps |= Hidden.COMMUNICATION
     if reason in NOT_TIMED:
         # Sums over the rank are of what was recorded; what a step communicated is not known.
-        return of_rank, Hidden.LAUNCHES | Hidden.WORK
+        return of_rank, Hidden.LAUNCHES | Hidden.WORK | Hidden.KERNELS
     if reason in NOTHING_LEFT and comm_ns:
         of_rank |= Hidden.STEPS
     if rank.hides_waits:

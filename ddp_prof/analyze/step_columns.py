@@ -356,7 +356,7 @@ class StepOverlap:
     kernels: int | None = column(
         "kernels that ran on the device",
         measure=lambda steps: steps.count_events(steps.is_launched & steps.rank.is_kernel),
-        needs=Hidden.LAUNCHES | Hidden.CALLS,
+        needs=Hidden.KERNELS | Hidden.CALLS,
         stays=WITH_ROOM,
         adds_up=True,
     )

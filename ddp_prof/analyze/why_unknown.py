@@ -74,7 +74,7 @@ LOST_MAY_COMMUNICATE = "nothing that communicates was recorded, but work of the 
 
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
 
-LOST_LAUNCHES = "launches of communication in steps were not recorded"
+LOST_LAUNCHES = "which calls launched communication in steps is not known"
 
 MOST_LOST = 0.2
 """Largest fraction of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
@@ -239,7 +239,8 @@ def count_messages(trace: Trace) -> int:
 
 def why_unknown_work(rank: RankEvents) -> str | None:
     """Return why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
-    if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
+    if lacks_names(rank):
+        share = rank.trace.unresolved_names.share
         return f"{percent(share)} of the kernels have no name, so it is not known which of them communicate"
     if rank.why_left_out:
         return rank.why_left_out
@@ -400,6 +401,10 @@ def loses_launches(rank: RankEvents) -> bool:
 
 def has_no_usable_events(rank: RankEvents) -> bool:
     """Return whether nothing can be measured of the rank: it has no events, or they do not tell what it did."""
-    is_unnamed = rank.trace.unresolved_names.share > MOST_UNNAMED
     is_blind = rank.hides_backward or rank.mixes_clocks or rank.units_differ or _has_only_messages(rank)
-    return not len(rank.events) or is_unnamed or is_blind
+    return not len(rank.events) or lacks_names(rank) or is_blind
+
+
+def lacks_names(rank: RankEvents) -> bool:
+    """Return whether so many kernels of its trace have no name that no times of compute or communication are told."""
+    return rank.trace.unresolved_names.share > MOST_UNNAMED

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.notes import Doubt
@@ -61,6 +62,8 @@ def test_kernels_without_a_name_are_neither_compute_nor_communication(tmp_path: 
     (warning,) = trace.warnings
     assert isinstance(warning, Doubt)
     assert warning.startswith("1 of 15 kernels (10 % of their time) has no name in this trace: it counts neither")
+    (step,) = measure_overlap(trace).ranks[0].steps
+    assert (step.kernels, step.collectives, step.comm_ns) == (15, None, None)  # kernels are counted all the same
 
 
 def test_nothing_is_said_where_all_names_are_known(tmp_path: Path) -> None:
