@@ -68,7 +68,9 @@ def test_where_launches_of_communication_are_lost_it_is_not_known_what_exposes_i
         "launched much of it."
     )
     headline = root_cause_headline(find_root_cause(found), found.why_no_cause, found.blocking).text
-    assert headline == "What exposes communication is not known: launches of communication in steps were not recorded."
+    assert (
+        headline == "What exposes communication is not known: which calls launched communication in steps is not known."
+    )
     told = {one.rule: one.reason for one in diagnose(trace).abstained}
     assert told["large last bucket"] == told["launch-bound host"] == LOST_LAUNCHES
 

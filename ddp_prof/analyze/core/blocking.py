@@ -213,7 +213,7 @@ NO_NODES = "what needs a collective within a CUDA graph is not recorded"
 ON_OTHER_DEVICE = "what needs a collective runs on another device of the process"
 NO_STREAMS = "the trace does not tell on which streams work ran"
 NO_SETS = "calls that set memory were recorded, but no memory set, so how long these took is not known"
-NO_LAUNCHES = "some communication in steps has no recorded launch, so what it waited for, or held up, is not known"
+NO_LAUNCHES = "which calls launched some communication is not known, so what it waited for, or held up, is not known"
 NO_COPIES = "calls for copies were recorded without the copies, so what these waited for, or held up, is not known"
 NO_HOST_WAITS = (
     "the trace does not tell when the host waits (ddp_prof.annotate marks that: instrument(model) of DDP or "

@@ -63,7 +63,7 @@ MOST_NAMED = 8
 """Largest number of steps whose numbers a note lists."""
 
 LOST_CALLS = (
-    "calls that launched much of compute were not recorded: what a step launched is not known, nor what is backward"
+    "which calls launched much of compute is not known, so neither is what a step launched, nor what is backward"
 )
 
 

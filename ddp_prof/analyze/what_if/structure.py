@@ -62,6 +62,9 @@ NO_CALLS = (
     "which steps launched its collectives is not known: record calls, too, by nsys with --trace=cuda,nvtx or by "
     "torch.profiler with ProfilerActivity.CPU"
 )
+NO_LAUNCHES = (
+    "which steps launched its collectives is not known, as nothing tells which of the recorded calls launched them"
+)
 SEVERAL_PASSES = (
     "its steps have several synchronized passes of backward: if it accumulates gradients, capture it without, or under "
     "no_sync()"
@@ -263,7 +266,8 @@ def _refuse(rank: RankEvents, timings: CollectiveTimings) -> RankStructure | Non
         communicates = rank.events.category == Category.COMMUNICATION
         is_called = rank.events.launch_ns[communicates] != NO_TIME
         if communicates.any() and not is_called.any():
-            return RankStructure(NO_CALLS)
+            launches = rank.trace.is_launch
+            return RankStructure(NO_CALLS if launches is None or not launches.any() else NO_LAUNCHES)
         if rank.recording.lacks_calls:
             return RankStructure(LOST_CALLS)
         return RankStructure(OF_OTHERS if is_called.any() and rank.is_backward.any() else NO_GRADIENTS)

@@ -18,6 +18,7 @@ from ddp_prof.analyze.what_if.structure import (
     _HALF,
     IN_BACKWARD,
     NO_CALLS,
+    NO_LAUNCHES,
     OF_OTHERS,
     SEVERAL_PASSES,
     RankStructure,
@@ -79,9 +80,18 @@ def test_the_kernels_of_a_recent_torch_tell_when_gradients_are_ready() -> None:
     assert np.all(np.diff(structure.into.ends_ns, axis=1) > 0)
 
 
-def test_where_no_calls_were_recorded_they_are_asked_for_and_not_a_backward() -> None:
-    (rank,) = find_rank_events(draw_trace(ranges={"step 0": "########"}, streams={7: ".aa..bb.", 9: "..NNN..."}))
-    assert find_structure(rank).reason == NO_CALLS
+@pytest.mark.parametrize(("launches", "reason"), [("", NO_CALLS), ("aN..b...", NO_LAUNCHES)])
+def test_where_no_calls_were_recorded_they_are_asked_for_and_not_a_backward(launches: str, reason: str) -> None:
+    """But not where kernels lack the numbers of their calls, which were recorded."""
+    trace = draw_trace(
+        ranges={"step 0": "########"}, launches={"main": launches}, streams={7: ".aa..bb.", 9: "..NNN..."}
+    )
+    unnumbered = replace(trace.activities, correlation=np.full(len(trace.activities), UNKNOWN))
+    is_launch = np.ones(len(trace.calls), np.bool_)
+    (rank,) = find_rank_events(
+        replace(trace, activities=unnumbered, is_launch=is_launch, launching_calls=None, has_ambiguous_launch=None)
+    )
+    assert find_structure(rank).reason == reason
 
 
 def test_where_most_calls_are_lost_no_backward_is_asked_for() -> None:
