@@ -62,6 +62,9 @@ class Clocks:
         launched: Number of activities whose launch is known.
         early: Number of these activities that begin before their launch.
         late: Number of these activities that follow idle time, if all of the process begin late; else 0.
+        jumped: Number of those that begin late, and equally so, from some time on, if the device was idle before that
+            and no later one begins soon; else 0. A device's clock that jumps looks so.
+        jump_ns: The last launch before that time.
         stretch: How many times as far apart these activities begin as their launches; 1 if that is not known.
         waits: Number of waits of the host for known work.
         early_waits: Number of these waits that returned before this work had ended.
@@ -72,6 +75,8 @@ class Clocks:
     launched: int
     early: int
     late: int
+    jumped: int
+    jump_ns: int
     stretch: float
     waits: int
     early_waits: int
@@ -82,11 +87,17 @@ class Clocks:
         """Return whether the clocks disagree; work that was lost may have run before activities that begin late."""
         if self.early > HANDFUL:
             return True
+        if self.jumps(loses_work=loses_work):
+            return True
         # If the device's clock is late, no wait ends with its work.
         if self.late > HANDFUL and not loses_work and (self.early_waits or not self.prompt_waits):
             return True
         least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
         return self.early_waits > 0 and self.early_waits >= least * self.waits
+
+    def jumps(self, *, loses_work: bool) -> bool:
+        """Return whether the device's clock jumps; work that was lost may have run in the idle time before."""
+        return self.jumped > HANDFUL and not loses_work
 
     @property
     def are_stretched(self) -> bool:
@@ -114,6 +125,11 @@ class Clocks:
                 f"all {self.late:,} activities before which the device was idle begin more than "
                 f"{LATE_NS // 1_000_000} ms after their launch"
             )
+        if self.jumped > HANDFUL:
+            found.append(
+                f"from some time on, {self.jumped:,} activities before which the device was idle begin more than "
+                f"{LATE_NS // 1_000_000} ms after their launch, and none sooner"
+            )
         if abs(self.rate - 1) > MOST_APART:
             found.append(
                 f"between waits of the host, {self.rate:.3g} times as much time passes on the device: durations of the "
@@ -127,10 +143,15 @@ def compare_clocks(trace: Trace, process: int) -> Clocks:
     launched, early = _count_early_starts(trace, process)
     begins_ns, ends_ns, ended_ns = _find_waits(trace, process)
     is_prompt = (ended_ns > begins_ns) & (ended_ns <= ends_ns) & (ends_ns <= ended_ns + CLOCK_ERROR_NS)
+    jumped, jump_ns = _count_behind_jump(trace, process)
+    if np.any(ends_ns[is_prompt] > jump_ns):  # if the device's clock is late, no wait ends with its work
+        jumped = 0
     return Clocks(
         launched=launched,
         early=early,
         late=_count_late_starts(trace, process),
+        jumped=jumped,
+        jump_ns=jump_ns,
         stretch=_measure_stretch(trace, process),
         waits=len(ended_ns),
         early_waits=int((ended_ns > ends_ns + CLOCK_ERROR_NS).sum()),
@@ -165,6 +186,40 @@ def _count_late_starts(trace: Trace, process: int) -> int:
         is_idle = activities.start_ns[rows[own[1:]]] - busy_until_ns[:-1] > IDLE_NS
         late += int((is_idle & is_launched[own[1:]]).sum())
     return late
+
+
+def _count_behind_jump(trace: Trace, process: int) -> tuple[int, int]:
+    """Return :attr:`Clocks.jumped` and :attr:`Clocks.jump_ns`; (0, NO_TIME) without such a time.
+
+    The device's clock jumps where the dots are longer than this::
+
+        launches      a   b   c   d   e   f
+        activities    aa  bb  cc  ........dd  ee  ff
+    """
+    activities, nothing = trace.activities, (0, NO_TIME)
+    rows = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
+    if len(rows) <= HANDFUL or len(distinct(activities.device[rows])) != 1:
+        return nothing
+    launch_ns = trace.calls.start_ns[trace.launching_calls[rows]]
+    last = int(launch_ns.argmax())
+    if activities.start_ns[rows[last]] - launch_ns[last] <= LATE_NS:  # as usual, and quicker to find
+        return nothing
+    order = np.argsort(launch_ns, kind="stable")
+    launch_ns, start_ns, end_ns = launch_ns[order], activities.start_ns[rows[order]], activities.end_ns[rows[order]]
+    delay_ns = start_ns - launch_ns
+    least_ns = np.minimum.accumulate(delay_ns[::-1])[::-1]  # from each launch on
+    until_ns = np.maximum.accumulate(end_ns)  # when the device is done with all that was launched by then
+    idle_ns = np.minimum.accumulate(start_ns[::-1])[::-1][1:] - until_ns[:-1]
+    jumps = 1 + np.flatnonzero((least_ns[1:] > LATE_NS) & (idle_ns > LATE_NS // 2))
+    if not len(jumps) or least_ns[0] > LATE_NS:
+        return nothing
+    first = int(jumps[0])
+    start_ns, end_ns, delay_ns = start_ns[first:], end_ns[first:], delay_ns[first:]
+    order = np.argsort(start_ns, kind="stable")
+    busy_until_ns = np.append(until_ns[first - 1], np.maximum.accumulate(end_ns[order])[:-1])
+    is_late = start_ns[order] - busy_until_ns > IDLE_NS
+    is_late &= delay_ns[order] <= least_ns[first] + CLOCK_ERROR_NS
+    return int(is_late.sum()), int(launch_ns[first - 1])
 
 
 def _measure_stretch(trace: Trace, process: int) -> float:

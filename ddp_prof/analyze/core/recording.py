@@ -91,6 +91,7 @@ class Recording:
             or most kernels of its name take some.
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
         is_partial: For each step, whether the calls of a part of it seem to be lost, too.
+        is_torn: For each step, whether the clock of the device jumps in it or behind it.
         step_ranges: Number of ranges of collectives in each step.
         step_silent_ranges: Number of these in which a collective seems to be lost; see
             :mod:`.lost_calls`.
@@ -115,6 +116,7 @@ class Recording:
     is_timeless: Mask
     is_silent: Mask
     is_partial: Mask
+    is_torn: Mask
     step_ranges: Ints
     step_silent_ranges: Ints
     clocks: Clocks
@@ -191,7 +193,7 @@ class Recording:
     def _has_other_damage(self) -> Mask:
         """For each step, whether it is incomplete for another reason than lost activities."""
         found: Mask = self.is_overlong | self.is_timeless | self.is_silent | self.is_partial
-        return found
+        return found | self.is_torn if self.clocks.jumps(loses_work=self.loses_work) else found
 
     @property
     def clocks_disagree(self) -> bool:
@@ -241,6 +243,8 @@ class Recording:
         leave_out(self.is_timeless, "a kernel in {them} takes no time, which is impossible")
         leave_out(self.is_silent, "no launch was recorded in {them}")
         is_partial = self.is_partial & ~self.is_overlong & ~self.is_silent
+        if self.clocks.jumps(loses_work=self.loses_work):
+            leave_out(self.is_torn, "the clock of its device jumps in {them} or behind")
         lacks_collectives = is_partial & (self.step_silent_ranges > 0)
         ranges, silent = (int(of[lacks_collectives].sum()) for of in (self.step_ranges, self.step_silent_ranges))
         leave_out(
@@ -296,6 +300,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     found = Recording(
         launches=len(launch_ns),
         lost_ns=lost_ns[:0] if are_unnumbered else lost_ns,
+    clocks = compare_clocks(trace, process)
         are_unnumbered=are_unnumbered,
         step_launches=launches.counts,
         precedes_other_work=precedes_other_work,
@@ -311,8 +316,9 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         is_silent=lost_calls.is_silent,
         is_partial=lost_calls.is_partial,
         step_ranges=lost_calls.ranges,
+        is_torn=steps.count_at(np.array([clocks.jump_ns])) > 0,
         step_silent_ranges=lost_calls.silent_ranges,
-        clocks=compare_clocks(trace, process),
+        clocks=clocks,
         unlaunched=0.0,
     )
     return replace(found, unlaunched=_measure_unlaunched(trace, process, select(steps, found.is_incomplete)))

@@ -785,6 +785,21 @@ class TestClocksThatDisagree:
         assert {(step.window_ns, step.length.ns, step.length.idle_ns) for step in rank.steps} == {(None,) * 3}
 
     def test_communication_outside_of_steps_was_launched_all_the_same(self) -> None:
+    @pytest.mark.parametrize(
+        ("first", "counted"), [(0, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 3, 4, 5, 6]), (4, [0, 1, 2, 3, 4, 5, 6])]
+    )
+    def test_nor_does_its_clock_jump(self, first: int, counted: list[int]) -> None:
+        """From one step on all work came 2 ms later: that step took 2 ms longer, and the host seemed to run ahead."""
+        steps = {f"step {number}": "." * 8 * number + "########" for number in range(7)}
+        launches = "a.......b.......c.......d.......e.......f.......g......."
+        streams = {7: ".aa.....bb......cc......dd......ee......ff......gg......"}
+        trace = draw_trace(ranges=steps, launches={"main": launches}, streams=streams, character_ns=10_000)
+        later_ns = 2_000_000 * (trace.activities.correlation >= ord("a") + first)
+        start_ns, end_ns = (of + later_ns for of in (trace.activities.start_ns, trace.activities.end_ns))
+        jumps = replace(trace, activities=replace(trace.activities, start_ns=start_ns, end_ns=end_ns))
+        assert one_rank(launching(jumps)).clocks_disagree is (first < 4)
+        assert steps_of(launching(jumps)) == counted
+
         """It ran during steps, by the other clock, and is no reason to give up their figures."""
         trace = draw_trace(
             ranges={"step 0": "..######", "step 1": "........########"},
