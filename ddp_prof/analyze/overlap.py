@@ -148,7 +148,8 @@ def _knows_backward(of: RankSource) -> bool:
         np.bincount(step[rows & (step != UNKNOWN)], minlength=len(rank.steps))
         for rows in (rank.is_collective, rank.is_backward)
     )
-    return len(of.backward) > 0 and not seem_lost(collectives, backward > 0).any()
+    is_lost = seem_lost(collectives, backward > 0) | rank.lacks_phase
+    return len(of.backward) > 0 and not is_lost.any()
 
 
 def _dependencies(of: RankSource) -> DependencyCoverage:
@@ -544,9 +545,9 @@ def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hi
     is_blind = has_no_usable_events(rank)
     if is_blind or loses_launches(rank):
         of_steps |= Hidden.LAUNCHES
-    if rank.recording.lacks_calls:
         if not lacks_names(rank):
             of_steps |= Hidden.KERNELS
+    if rank.recording.lacks_calls:
         of_steps |= Hidden.CALLS
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK

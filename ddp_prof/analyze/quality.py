@@ -116,6 +116,7 @@ class Diagnostics:
         graphs: Number of CUDA graphs that were recorded as a whole.
         orphans: Number of activities without a launching call.
         unnumbered: Number of these that have no correlation number.
+        placed: Number of those without a call whose step the numbers of other calls tell.
         earlier: Number of these whose correlation number is lower than those of all recorded calls.
         calls: Number of calls.
         launches: By process, the number of calls that launched something.
@@ -137,6 +138,7 @@ class Diagnostics:
     graphs: int = 0
     orphans: int = 0
     unnumbered: int = 0
+    placed: int = 0
     earlier: int = 0
     calls: int = 0
     launches: Counter[int] = field(default_factory=Counter)
@@ -280,6 +282,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
         graphs=int((activities.kind == Kind.GRAPH).sum()),
         orphans=int((trace.launching_calls == UNKNOWN).sum()),
         unnumbered=int((activities.correlation == UNKNOWN).sum()),
+        placed=sum(rank.including_warmup.number_of_placed for rank in ranks),
         earlier=int((are_launched_earlier(trace) & ~is_in(activities.process, lacking)).sum()),
         calls=len(trace.calls),
         launches=launches,
@@ -508,14 +511,25 @@ def _warn_about_attribution(counted: Diagnostics) -> Iterator[str]:
             )
             + " to no step or phase"
         )
-    if counted.calls and (without := counted.orphans - counted.unnumbered - counted.earlier):
+    without = counted.orphans - counted.unnumbered - counted.earlier if counted.calls else 0
+    if without > counted.placed:
+        rest = without - counted.placed
         yield (
-            f"{without:,} of {counted.activities:,} activities "
+            f"{rest:,} of {counted.activities:,} activities "
             + by_number(
-                without,
+                rest,
                 "has no launching call and belongs to no step or phase: its call was not recorded, or has been removed",
                 "have no launching call and belong to no step or phase: their calls were not recorded, or have been "
                 "removed",
+            )
+        )
+    if counted.placed:
+        yield (
+            f"{counted.placed:,} of {counted.activities:,} activities "
+            + by_number(
+                counted.placed,
+                "has no launching call: the numbers of the calls before and behind tell its step",
+                "have no launching call: the numbers of the calls before and behind tell their steps",
             )
         )
     if counted.ambiguous:

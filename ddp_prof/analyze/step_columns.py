@@ -116,11 +116,13 @@ def _in_backward(steps: StepEvents) -> Ints:
     rows = np.flatnonzero(steps.is_launched & steps.rank.is_collective)
     rows = rows[np.isin(steps.rank.events.phase[rows], (BACKWARD_PHASE, SYNCHRONIZE_PHASE))]
     is_unknown = (steps.rank.backward == "none") | seem_lost(steps.collectives, steps.passes > 0)
+    is_unknown |= steps.rank.lacks_phase
     return np.where(is_unknown, UNKNOWN, steps.count_events(rows))
 
 
 def _backward_overlapped_ns(steps: StepEvents) -> Ints:
     has_backward = steps.count_events(steps.is_launched & steps.rank.is_backward) > 0
+    has_backward &= ~steps.rank.lacks_phase
     return np.where(has_backward, steps.in_communication_ns(steps.backward), UNKNOWN)
 
 
@@ -134,7 +136,7 @@ def _blocking_at_most_ns(steps: StepEvents) -> Ints:
 
 def _tail_ns(steps: StepEvents) -> Ints:
     tail_ns = _tail_of_each_pass(steps.rank) if steps.rank.passes.any_several else _tail_of_one_pass(steps)
-    is_unknown = (steps.passes == 0) | (steps.rank.breakdown.comm_ns == 0)
+    is_unknown = (steps.passes == 0) | (steps.rank.breakdown.comm_ns == 0) | steps.rank.lacks_phase
     # A pass of which all compute waits for reduced gradients has no known end.
     passes = steps.rank.passes
     is_unknown[passes.step[passes.end_ns == NO_TIME]] = True

@@ -22,12 +22,13 @@ import pytest
 from hypothesis import strategies as st
 
 from ddp_prof.analyze import quality, why_unknown
-from ddp_prof.analyze.core import clocks, counted_steps, lost_calls, recording
+from ddp_prof.analyze.core import attribution, clocks, counted_steps, lost_calls, rank_events, recording
 from ddp_prof.analyze.core.call_numbers import StepNumbers
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.unlaunched import Unlaunched
 from ddp_prof.ingest import collectives, enrich, kineto_json
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.table import Ints, Mask, Table, select
+from ddp_prof.table import Ints, Mask, Table, empty, select
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import COPY_WITHIN, runs, small
 from tests.oracle.recorded import MOST_EARLY, MOST_LATE
@@ -54,7 +55,9 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(StepNumbers, "is_whole", lambda *_, **__: False)
         for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(lost_calls, rule, lambda *_: False)
-        patch.setattr(lost_calls, "_count_silent_ranges", lambda _, __, steps: (np.zeros(len(steps), np.int64),) * 2)
+        patch.setattr(
+            lost_calls, "_count_silent_ranges", lambda launches: (np.zeros(len(launches.steps), np.int64),) * 2
+        )
         patch.setattr(
             recording, "_count_lost_copies", lambda _, __, steps: (np.zeros(len(steps), np.int64), True, True)
         )
@@ -77,6 +80,9 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         # Where no range names a phase of a host: test_overlap.py.
         for module in (why_unknown, quality):
             patch.setattr(module, "lacks_phases", lambda _: False)
+        # Nor does it know the steps of work whose calls were lost; core/test_unlaunched.py does.
+        for module in (attribution, recording, rank_events):
+            patch.setattr(module, "find_unlaunched", lambda *_: empty(Unlaunched))
         yield patch
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
+from ddp_prof.analyze.core.unlaunched import find_unlaunched
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.communication import (
     ALL_GATHER,
@@ -382,7 +383,12 @@ def device_events(
     launch_ns = take_in_parts(trace.calls.start_ns, call, NO_TIME)
     launcher = take_in_parts(trace.calls.lane, call)
     # The phase whose range was open at the launch, on any thread; if no range marks backward, by the launching thread.
-    phase, backward = phases.kind_at(launch_ns), "ranges"
+    step, phase, backward = steps.index_at(launch_ns), phases.kind_at(launch_ns), "ranges"
+    if len(unlaunched := find_unlaunched(trace, process)):
+        rows = unlaunched.activity if isinstance(own, slice) else np.searchsorted(own, unlaunched.activity)
+        step, phase, launcher = step.copy(), phase.copy(), launcher.copy()
+        step[rows], launcher[rows] = unlaunched.steps_of(steps), unlaunched.caller
+        phase[rows] = take_or_unknown(phases.kind, unlaunched.phases_of(phases))
     if BACKWARD_PHASE not in phases.kind:
         autograd = _autograd_threads(trace, process, steps, launchers, computing)
         by_autograd = is_in(launcher, autograd)
@@ -395,7 +401,7 @@ def device_events(
         end_ns=activities.end_ns,
         lane=activities.lane,
         category=activities.category,
-        step=steps.index_at(launch_ns),
+        step=step,
         phase=phase,
         activity=row_numbers(len(mine)) if isinstance(own, slice) else own,
         launch_ns=launch_ns,

@@ -19,6 +19,9 @@ from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.table import UNKNOWN, Ints, Mask
 from ddp_prof.trace import Trace, numbers_grow
 
+_LEAST_USED = 3
+"""Smallest number of steps whose numbers are compared as to how many they use up."""
+
 _SOON = 2
 """A step's first call comes soon after its start if it does so within this many times the median of other steps."""
 
@@ -32,12 +35,15 @@ class StepNumbers:
         missing: By whether they are counted from the step's own first call, and up to its own last call (else from the
             last call before the step, and up to the first one behind it): how many of each step, ``UNKNOWN`` if that
             call was not recorded.
+        used: How many numbers lie between the last call before each step and the first one behind it, ``UNKNOWN`` if
+            one of these calls was not recorded.
         begins_soon, ends_soon: Whether the first call of each step comes as soon after its start as in other steps, and
             the last one before its end.
     """
 
     launches: Ints
     missing: dict[tuple[bool, bool], Ints]
+    used: Ints
     begins_soon: Mask
     ends_soon: Mask
 
@@ -62,6 +68,19 @@ class StepNumbers:
             return if_unclear
         return bool(missing[step] < (by_itself + with_losses) / 2)
 
+    @property
+    def are_used_alike(self) -> bool:
+        """Whether steps use up about as many numbers, although they launch more or less.
+
+        A step that launches less by itself uses up fewer numbers, by one at least for each launch. So calls were lost,
+        of some steps or of all.
+        """
+        asked = (self.launches > 0) & (self.used != UNKNOWN)
+        if asked.sum() < _LEAST_USED:
+            return False
+        used, launched = (np.abs(of[asked] - np.median(of[asked])).sum() for of in (self.used, self.launches))
+        return bool(2 * used < launched)
+
 
 def find_step_numbers(trace: Trace, process: int, steps: Steps, launches: Ints) -> StepNumbers:
     """Return which numbers of the steps of a process no recorded call has; ``launches`` is how many each launches."""
@@ -84,7 +103,8 @@ def find_step_numbers(trace: Trace, process: int, steps: Steps, launches: Ints) 
 
     first = {False: take(up_to, begun - 1, begun > 0), True: take(from_on, begun, has_some)}
     last = {False: take(from_on, ended, ended < len(number)), True: take(up_to, ended - 1, has_some)}
-    missing = {}
+    is_between = (first[False] != UNKNOWN) & (last[False] != UNKNOWN)
+    used, missing = np.where(is_between, last[False] - first[False], UNKNOWN), {}
     for from_own in (False, True):
         for to_own in (False, True):
             numbers = last[to_own] - first[from_own] + 1
@@ -93,7 +113,7 @@ def find_step_numbers(trace: Trace, process: int, steps: Steps, launches: Ints) 
             missing[from_own, to_own] = np.where(is_known, np.maximum(0, numbers - recorded), UNKNOWN)
     after_ns = np.append(at_ns, 0)[np.where(has_some, begun, -1)] - steps.start_ns
     before_ns = steps.end_ns - np.append(at_ns, 0)[np.where(has_some, ended - 1, -1)]
-    return StepNumbers(launches, missing, _are_soon(after_ns, has_some), _are_soon(before_ns, has_some))
+    return StepNumbers(launches, missing, used, _are_soon(after_ns, has_some), _are_soon(before_ns, has_some))
 
 
 def _are_soon(time_ns: Ints, is_known: Mask) -> Mask:

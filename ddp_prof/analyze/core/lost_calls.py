@@ -24,10 +24,11 @@ import numpy as np
 
 from ddp_prof.analyze.core.call_numbers import StepNumbers, find_step_numbers
 from ddp_prof.analyze.core.steps import Phases, Steps
+from ddp_prof.analyze.core.unlaunched import Unlaunched
 from ddp_prof.communication import NCCL_RANGE
 from ddp_prof.range_names import COLLECTIVES, parse_ranges
-from ddp_prof.table import NO_TIME, UNKNOWN, Floats, Ints, Mask, distinct, is_in, take_or_unknown
-from ddp_prof.trace import Category, Trace
+from ddp_prof.table import NO_TIME, UNKNOWN, Floats, Ints, Mask, distinct, is_in, select, take_or_unknown
+from ddp_prof.trace import Category, Kind, Trace, numbers_grow
 
 CUT_SHARE = 0.9
 """The first or the last step seems to be cut off if it launches less than this fraction of any other step."""
@@ -51,6 +52,9 @@ _SHORT_PERIOD = 3
 _MOST_COMPARED = 64
 """Largest number of steps with which one that lacks some launches is compared."""
 
+_MOST_WITH_LOSSES = 8
+"""The same where these may lack some as well."""
+
 GROUP_END = "ncclGroupEnd"
 """NCCL's call that launches the collectives of a group."""
 
@@ -62,6 +66,7 @@ class StepLaunches:
     Attributes:
         launch_ns: The times of all calls that launched something, sorted.
         lost_ns: The times of those without an activity.
+        unlaunched: Activities whose calls were lost.
     """
 
     trace: Trace
@@ -69,11 +74,17 @@ class StepLaunches:
     steps: Steps
     launch_ns: Ints
     lost_ns: Ints
+    unlaunched: Unlaunched
 
     @cached_property
     def counts(self) -> Ints:
-        """Number of calls that launched something in each step."""
-        return self.steps.count_at(self.launch_ns)
+        """Number of calls that launched something in each step, with those that were lost and whose work was not."""
+        found, activities = self.steps.count_at(self.launch_ns), self.trace.activities
+        if len(rows := self._placed.activity):
+            rows = rows[is_in(activities.kind[rows], (Kind.KERNEL, Kind.GRAPH))]
+            _, once = np.unique(activities.correlation[rows], return_index=True)
+            found += np.bincount(self.step_of_activity[rows[once]], minlength=len(found))
+        return found
 
     @cached_property
     def lost(self) -> Ints:
@@ -85,7 +96,22 @@ class StepLaunches:
         """The launch of each activity that communicates, as far as that is known."""
         activities, calls = self.trace.activities, self.trace.launching_calls
         rows = (activities.process == self.process) & (activities.category == Category.COMMUNICATION)
-        found: Ints = self.trace.calls.start_ns[calls[rows & (calls != UNKNOWN)]]
+        known_ns = self.trace.calls.start_ns[calls[rows & (calls != UNKNOWN)]]
+        placed = self._placed
+        return np.append(known_ns, placed.after_ns[rows[placed.activity]])
+
+    @cached_property
+    def _placed(self) -> Unlaunched:
+        """The activities whose calls were lost, and of which it is known that a step launched them."""
+        return select(self.unlaunched, self.unlaunched.steps_of(self.steps) != UNKNOWN)
+
+    @cached_property
+    def step_of_activity(self) -> Ints:
+        """The step that launched each activity of the process; ``UNKNOWN`` for all others."""
+        mine, launching = self.trace.activities.process == self.process, self.trace.launching_calls
+        found = self.steps.index_at(take_or_unknown(self.trace.calls.start_ns, launching, NO_TIME))
+        found[~mine] = UNKNOWN
+        found[self._placed.activity] = self._placed.steps_of(self.steps)
         return found
 
     @cached_property
@@ -134,7 +160,7 @@ class LostCalls:
 def find_lost_calls(launches: StepLaunches, phases: Phases) -> LostCalls:
     """Return which steps seem to lack calls, with what these launched."""
     is_silent = _find_silent_steps(launches)
-    ranges, silent_ranges = _count_silent_ranges(launches.trace, launches.process, launches.steps)
+    ranges, silent_ranges = _count_silent_ranges(launches)
     is_partial = silent_ranges > 0
     is_partial |= _launch_less_beside_silent(launches.counts, is_silent)
     is_partial |= _lack_phases(launches, phases, is_silent)
@@ -170,6 +196,7 @@ def _lack_phases(launches: StepLaunches, phases: Phases, is_silent: Mask) -> Mas
     """Return which step launches nothing in a phase in which all others do; silent steps are not compared with."""
     steps, launch_ns, found = launches.steps, launches.launch_ns, np.zeros(len(is_silent), np.bool_)
     within = np.searchsorted(launch_ns, phases.end_ns) - np.searchsorted(launch_ns, phases.start_ns)
+    within += launches.unlaunched.count_possible(phases.start_ns, phases.end_ns)
     of_phase = steps.index_at(phases.start_ns)
     for kind in distinct(phases.kind):
         rows = np.flatnonzero((phases.kind == kind) & (of_phase != UNKNOWN))
@@ -260,13 +287,16 @@ def _lack_calls(launches: StepLaunches) -> Mask:
     # Between the calls of two steps it may be of either, or of one between them whose range was lost as well.
     is_first, is_second = step != UNKNOWN, (next_step != UNKNOWN) & (next_step != step)
     of_step = np.concatenate([step[is_first], next_step[is_second]])
-    is_communication = np.concatenate([is_communication[is_first], is_communication[is_second]])
+    # Work whose step the numbers tell is counted already, and nothing of it is unknown.
+    is_known = (step == next_step) & numbers_grow(trace.calls)
+    is_communication = np.concatenate([(is_communication & ~is_known)[is_first], is_communication[is_second]])
+    is_new = np.concatenate([~is_known[is_first], np.ones(int(is_second.sum()), np.bool_)])
     found[of_step] = True
     others = counts[~found & (counts > 0)]
     fewest = others.min() if len(others) else 0
     communicates = np.zeros(len(steps), np.bool_)
     communicates[of_step[is_communication]] = True
-    lacks_work = counts + np.bincount(of_step, minlength=len(steps)) < fewest
+    lacks_work = counts + np.bincount(of_step[is_new], minlength=len(steps)) < fewest
     return found & (counts < fewest) & (communicates | lacks_work)
 
 
@@ -301,71 +331,92 @@ def _lack_launches(launches: StepLaunches) -> Mask:
 
     If every second step, or every third, is such a one, nothing is lost: the program does so. Of longer periods there
     must be two.
+
+    If no number of launches is usual, each step is compared with several: see :func:`_lack_some_of_each_other`.
     """
-    trace, steps, found = launches.trace, launches.steps, np.zeros(len(launches.steps), np.bool_)
     counts, times = np.unique(launches.counts[launches.counts > 0], return_counts=True)
-    if not len(counts) or times.max() <= max(1, len(steps) / 2):
-        return found
-    usual = counts[times.argmax()]
-    asked = np.flatnonzero((launches.counts > 0) & (launches.counts < usual))
-    compared = np.flatnonzero((launches.counts == usual) & (launches.lost == 0))[:_MOST_COMPARED]
-    if not len(asked) or not len(compared):
-        return found
-    activities = trace.activities
-    rows = np.flatnonzero(
-        (activities.process == launches.process)
-        & (trace.launching_calls != UNKNOWN)
-        & (activities.correlation != UNKNOWN)
-    )
-    step = steps.index_at(trace.calls.start_ns[trace.launching_calls[rows]])
-    found[asked] = _lack_some(trace, rows, step, asked, compared)
+    if not len(counts):
+        return np.zeros(len(launches.steps), np.bool_)
+    if times.max() <= max(1, len(launches.steps) / 2):
+        found = _lack_some_of_each_other(launches)
+    else:
+        found = _lack_some_of_most(launches, int(counts[times.argmax()]))
     first, *others = np.flatnonzero(found).tolist() or [0]
     period = others[0] - first if others else 0
     is_told = period <= _SHORT_PERIOD or len(others) > 1  # any two are as far apart as themselves
-    if is_told and first < period and np.array_equal(np.flatnonzero(found), np.arange(first, len(found), period)):
+    if is_told and first < period > 1 and np.array_equal(np.flatnonzero(found), np.arange(first, len(found), period)):
         found[:] = False
     return found
 
 
-def _lack_some(trace: Trace, rows: Ints, step: Ints, asked: Ints, compared: Ints) -> Mask:
-    """Return for each of the steps ``asked`` whether it lacks some of what the steps ``compared`` launch.
+class _Sequences:
+    """What each step launches, in the order of the numbers of its calls."""
 
-    ``rows`` are activities, and ``step`` is the step of each.
-    """
-    activities = trace.activities
-    read = np.concatenate([asked, compared])
-    is_read = np.isin(step, np.concatenate([read - 1, read, read + 1])) & (step != UNKNOWN)
-    rows, step = rows[is_read], step[is_read]
-    order = np.lexsort((activities.start_ns[rows], activities.correlation[rows], step))
-    rows, step = rows[order], step[order]  # in the order of numbers
+    def __init__(self, launches: StepLaunches) -> None:
+        activities, step = launches.trace.activities, launches.step_of_activity
+        rows = np.flatnonzero((step != UNKNOWN) & (activities.correlation != UNKNOWN))
+        rows = rows[np.lexsort((activities.start_ns[rows], activities.correlation[rows], step[rows]))]
+        self._step, self._name_id, self._number = step[rows], activities.name_id[rows], activities.correlation[rows]
 
-    def of_step(at: int, more: int) -> tuple[Ints, Ints]:
+    def of_step(self, at: int, more: int) -> tuple[Ints, Ints]:
         """Return the names and the numbers of what a step launches, and of ``more`` launches on either side of it."""
-        begin, end = np.searchsorted(step, [at, at + 1]).tolist()
-        own = rows[max(0, begin - more) : end + more]
-        return activities.name_id[own], activities.correlation[own]
+        begin, end = np.searchsorted(self._step, [at, at + 1]).tolist()
+        own = slice(max(0, begin - more), end + more)
+        return self._name_id[own], self._number[own]
 
-    found = np.zeros(len(asked), np.bool_)
+
+def _lack_some_of_most(launches: StepLaunches, usual_count: int) -> Mask:
+    """Return which steps lack some of what most steps launch, which launch equally often (``usual_count``)."""
+    found = np.zeros(len(launches.steps), np.bool_)
+    asked = np.flatnonzero((launches.counts > 0) & (launches.counts < usual_count))
+    compared = np.flatnonzero((launches.counts == usual_count) & (launches.lost == 0))[:_MOST_COMPARED]
+    if not len(asked) or not len(compared):
+        return found
+    sequences = _Sequences(launches)
     for more in (0, 1):  # what is lost at the end of a step is between it and the next one
-        others = [of_step(at, more) for at in compared.tolist()]
+        others = [sequences.of_step(at, more) for at in compared.tolist()]
         alike = [[numbers for other, numbers in others if np.array_equal(own, other)] for own, _ in others]
         usual = max(range(len(others)), key=lambda at: (len(alike[at]), len(others[at][0])))
         names, usual_numbers = others[usual][0], np.stack(alike[usual])
-        found |= [_lacks_some(*of_step(at, more), names, usual_numbers) for at in asked.tolist()]
+        for at in asked.tolist():
+            own = sequences.of_step(at, more)
+            most_unusual = max(1, int(MOST_UNUSUAL * len(own[0])))
+            found[at] |= _lacks_some(*own, names, usual_numbers, most_unusual=most_unusual)
     return found
 
 
-def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: Ints) -> bool:
-    """Return whether a step lacks some of what other steps launch; see :func:`_lack_launches`.
+def _lack_some_of_each_other(launches: StepLaunches) -> Mask:
+    """Return which steps lack some of what another one launches, if all use up as many numbers whatever they launch.
 
-    Up to :data:`MOST_UNUSUAL` of what it launches need not be among what they launch, as where a library chooses
-    another kernel.
+    As where calls were lost at random in most steps. Each is compared with those that launch most, which may lack other
+    launches than the step does. Steps that launch what their data need use up as many numbers more.
+    """
+    counts, found = launches.counts, np.zeros(len(launches.steps), np.bool_)
+    if not launches.numbers.are_used_alike:
+        return found
+    sequences = _Sequences(launches)
+    compared = np.argsort(-counts, kind="stable")[:_MOST_WITH_LOSSES].tolist()
+    for more in (0, 1):
+        others = {other: sequences.of_step(other, more) for other in compared}
+        for at in np.flatnonzero(counts > 0).tolist():
+            own = sequences.of_step(at, more)
+            found[at] |= any(
+                _lacks_some(*own, names, numbers[None], most_unusual=len(own[0]) // 2)
+                for other, (names, numbers) in others.items()
+                if other != at
+            )
+    return found
+
+
+def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: Ints, *, most_unusual: int) -> bool:
+    """Return whether a step lacks some of what other steps launch; see :func:`_lack_launches`.
 
     Args:
         names: Names of what the step launches, in the order of its calls.
         numbers: Numbers of these calls.
         usual_names: Names of what each of the other steps launches.
         usual_numbers: Numbers of these calls, a row per step.
+        most_unusual: How many of its launches need not be among theirs, as where a library chooses another kernel.
     """
     usual, widest = usual_names.tolist(), np.diff(usual_numbers).max(axis=0, initial=0).tolist()
     known = np.flatnonzero(np.isin(names, usual_names))
@@ -388,10 +439,10 @@ def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: In
             continue
         lacking += int(between[nearest])
         place, from_number, behind = int(named[nearest]), number, 0
-    return 2 * lacking > len(usual) - len(names) and unusual <= max(1, MOST_UNUSUAL * len(names))
+    return lacking > 0 and 2 * lacking > len(usual) - len(names) and unusual <= most_unusual
 
 
-def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints, Ints]:
+def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints]:
     """Return how many ranges of collectives each step has, and in how many of them a collective seems to be lost.
 
     Nothing that communicates was launched in these, although it was in most ranges of that name, or in all of them in
@@ -403,6 +454,7 @@ def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints
 
     None is lost in steps that have fewest ranges of that name that launch nothing, if most have: the program does so.
     """
+    trace, process, steps = launches.trace, launches.process, launches.steps
     spans = trace.spans
     name_of = names_of_collectives(trace)
     mine = (spans.process == process) & (spans.is_open == 0) & is_in(spans.name_id, name_of)
@@ -424,6 +476,9 @@ def _count_silent_ranges(trace: Trace, process: int, steps: Steps) -> tuple[Ints
         at_ns = np.sort(call_ns[caller == thread])
         begun, ended = (np.searchsorted(at_ns, of[rows[own]]) for of in (spans.start_ns, spans.end_ns))
         launched[own] = ended > begun
+    # A collective whose call was lost may have been launched in any of these ranges between its neighbours.
+    unlaunched = select(launches.unlaunched, communicates[launches.unlaunched.activity])
+    launched |= unlaunched.count_possible(spans.start_ns[rows], spans.end_ns[rows]) > 0
     names = np.array([name_of[name_id] for name_id in spans.name_id[rows].tolist()])
     for name in sorted(set(names.tolist())):
         own = names == name

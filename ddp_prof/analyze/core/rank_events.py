@@ -45,10 +45,11 @@ from ddp_prof.analyze.core.step_breakdown import (
     measure_step_times,
 )
 from ddp_prof.analyze.core.steps import Phases, Steps
+from ddp_prof.analyze.core.unlaunched import find_unlaunched
 from ddp_prof.analyze.core.work import Work, find_work
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import ALL_REDUCE, OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
-from ddp_prof.table import Brief, begins_run, is_among, is_in, parts_of, rows_of
+from ddp_prof.table import Brief, begins_run, is_among, is_in, parts_of, positions, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
     NEVER,
@@ -527,13 +528,48 @@ class RankEvents(Brief):
     def launched_events(self) -> Events:
         """The events with all launches that were recorded, also if the host's clock is not that of the device.
 
-        Such launches may be compared with times of the host alone.
+        A launch that was lost, of a known step, counts at the time of the call before it, by its number. Such launches
+        may be compared with times of the host alone.
         """
-        if not self.clocks_disagree:
-            return self.events
-        call = take_or_unknown(self.trace.launching_calls, self.events.activity)
-        launch_ns = take_or_unknown(self.trace.calls.start_ns, call, NO_TIME)
-        return replace(self.events, launch_ns=np.where(call == UNKNOWN, self.events.launch_ns, launch_ns))
+        events, launch_ns = self.events, self.events.launch_ns
+        if self.clocks_disagree:
+            call = take_or_unknown(self.trace.launching_calls, events.activity)
+            recorded_ns = take_or_unknown(self.trace.calls.start_ns, call, NO_TIME)
+            launch_ns = np.where(call == UNKNOWN, launch_ns, recorded_ns)
+        if (is_lost := self._lost_its_call & (events.step != UNKNOWN)).any():
+            unlaunched = find_unlaunched(self.trace, self.process)
+            row = take_or_unknown(positions(unlaunched.activity, len(self.trace.activities)), events.activity)
+            after_ns = take_or_unknown(unlaunched.after_ns, row, NO_TIME)
+            launch_ns = np.where(is_lost & (row != UNKNOWN), after_ns, launch_ns)
+        return events if launch_ns is events.launch_ns else replace(events, launch_ns=launch_ns)
+
+    @property
+    def _lost_its_call(self) -> Mask:
+        """Which events are work of a device of which no call was recorded."""
+        activity = self.events.activity
+        found: Mask = (activity != UNKNOWN) & (take_or_unknown(self.trace.launching_calls, activity) == UNKNOWN)
+        return found
+
+    @property
+    def number_of_placed(self) -> int:
+        """Number of its events whose call was lost, and whose step is known all the same."""
+        return int((self._lost_its_call & (self.events.step != UNKNOWN)).sum()) if self.has_steps else 0
+
+    @cached_property
+    def lacks_phase(self) -> Mask:
+        """For each step, whether it is not known of some work if it was in backward, because its call was lost.
+
+        Without steps, that is told as far as it is known.
+        """
+        events = self.events
+        is_asked = (events.step != UNKNOWN) & (events.phase == UNKNOWN)
+        if self.backward == "inferred":
+            is_asked &= events.launcher == UNKNOWN
+        is_asked &= is_in(events.category, (Category.COMPUTE, Category.COMMUNICATION))
+        found = np.zeros(len(self.steps), np.bool_)
+        if self.has_steps and is_asked.any():
+            found[events.step[is_asked & self._lost_its_call]] = True
+        return found
 
     @property
     def _follows_reductions(self) -> Mask:

@@ -31,6 +31,7 @@ import numpy as np
 from ddp_prof.analyze.core.clocks import Clocks, compare_clocks
 from ddp_prof.analyze.core.lost_calls import StepLaunches, find_lost_calls, names_of_collectives
 from ddp_prof.analyze.core.steps import Phases, Steps
+from ddp_prof.analyze.core.unlaunched import find_unlaunched
 from ddp_prof.columns import by_number
 from ddp_prof.communication import DEVICE_BARRIER, operation_of
 from ddp_prof.notes import Doubt
@@ -42,6 +43,7 @@ from ddp_prof.table import (
     distinct,
     is_among,
     is_in,
+    row_numbers,
     rows_of,
     select,
     take_or_unknown,
@@ -89,9 +91,9 @@ class Recording:
         is_overlong: For each step, whether an activity with an impossible end was launched in it.
         is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none,
             or most kernels of its name take some.
+        is_torn: For each step, whether the clock of the device jumps in it or behind it.
         is_silent: For each step, whether no launch and no work was recorded in it, although other steps launch some.
         is_partial: For each step, whether the calls of a part of it seem to be lost, too.
-        is_torn: For each step, whether the clock of the device jumps in it or behind it.
         step_ranges: Number of ranges of collectives in each step.
         step_silent_ranges: Number of these in which a collective seems to be lost; see
             :mod:`.lost_calls`.
@@ -114,9 +116,9 @@ class Recording:
     are_copies_alike: bool
     is_overlong: Mask
     is_timeless: Mask
+    is_torn: Mask
     is_silent: Mask
     is_partial: Mask
-    is_torn: Mask
     step_ranges: Ints
     step_silent_ranges: Ints
     clocks: Clocks
@@ -241,10 +243,10 @@ class Recording:
             why = "most steps have activities with an impossible end, so no end can be trusted"
             leave_out(~self.is_overlong, why)
         leave_out(self.is_timeless, "a kernel in {them} takes no time, which is impossible")
-        leave_out(self.is_silent, "no launch was recorded in {them}")
-        is_partial = self.is_partial & ~self.is_overlong & ~self.is_silent
         if self.clocks.jumps(loses_work=self.loses_work):
             leave_out(self.is_torn, "the clock of its device jumps in {them} or behind")
+        leave_out(self.is_silent, "no launch was recorded in {them}")
+        is_partial = self.is_partial & ~self.is_overlong & ~self.is_silent
         lacks_collectives = is_partial & (self.step_silent_ranges > 0)
         ranges, silent = (int(of[lacks_collectives].sum()) for of in (self.step_ranges, self.step_silent_ranges))
         leave_out(
@@ -283,7 +285,8 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     lost, is_launch, are_unnumbered = _find_launches_without_activity(trace, process)
     lost_ns = trace.calls.start_ns[lost]
     launch_ns = np.sort(trace.calls.start_ns[is_launch], kind="stable")  # nearly in order
-    launches = StepLaunches(trace, process, steps, launch_ns, lost_ns)
+    unlaunched = find_unlaunched(trace, process)
+    launches = StepLaunches(trace, process, steps, launch_ns, lost_ns, unlaunched)
     lost_calls, step_lost = find_lost_calls(launches, phases), launches.lost
     if are_unnumbered and not _are_some_numbered(launches):
         step_lost = np.zeros_like(step_lost)
@@ -297,10 +300,10 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     precedes_lost_steps = _precede_lost_steps(launch_ns, launches.collective_ns, steps)
     precedes_other_work = _precede_other_work(trace, process, steps) | precedes_lost_steps
     precedes_collectives = precedes_other_work & _precede_as_much(launches.collective_ns, steps)
+    clocks = compare_clocks(trace, process)
     found = Recording(
         launches=len(launch_ns),
         lost_ns=lost_ns[:0] if are_unnumbered else lost_ns,
-    clocks = compare_clocks(trace, process)
         are_unnumbered=are_unnumbered,
         step_launches=launches.counts,
         precedes_other_work=precedes_other_work,
@@ -313,15 +316,16 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         are_copies_alike=are_copies_alike,
         is_overlong=_are_launched_in(trace, overlong, steps),
         is_timeless=is_timeless,
+        is_torn=steps.count_at(np.array([clocks.jump_ns])) > 0,
         is_silent=lost_calls.is_silent,
         is_partial=lost_calls.is_partial,
         step_ranges=lost_calls.ranges,
-        is_torn=steps.count_at(np.array([clocks.jump_ns])) > 0,
         step_silent_ranges=lost_calls.silent_ranges,
         clocks=clocks,
         unlaunched=0.0,
     )
-    return replace(found, unlaunched=_measure_unlaunched(trace, process, select(steps, found.is_incomplete)))
+    known = unlaunched.activity[unlaunched.are_placed(steps, phases)]
+    return replace(found, unlaunched=_measure_unlaunched(trace, process, select(steps, found.is_incomplete), known))
 
 
 def _precede_other_work(trace: Trace, process: int, steps: Steps) -> Mask:
@@ -531,8 +535,11 @@ def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:
     return is_part[rows]
 
 
-def _measure_unlaunched(trace: Trace, process: int, incomplete: Steps) -> float:
-    """Return the fraction of the time of compute without a recorded call; 0 if no compute has one."""
+def _measure_unlaunched(trace: Trace, process: int, incomplete: Steps, known: Ints) -> float:
+    """Return the fraction of the time of compute without a recorded call; 0 if no compute has one.
+
+    ``known`` are activities (rows) without a call whose step and phase are known all the same.
+    """
     activities = trace.activities
     rows = rows_of((activities.process == process) & (activities.category == Category.COMPUTE))
     is_launched = trace.launching_calls[rows] != UNKNOWN
@@ -541,4 +548,5 @@ def _measure_unlaunched(trace: Trace, process: int, incomplete: Steps) -> float:
     took_ns = activities.end_ns[rows] - activities.start_ns[rows]
     is_lost = ~is_launched & ~are_launched_earlier(trace)[rows]
     is_lost &= incomplete.index_at(activities.start_ns[rows]) == UNKNOWN
+    is_lost &= ~np.isin(row_numbers(len(activities))[rows], known)
     return float(took_ns[is_lost].sum() / max(1, took_ns.sum()))

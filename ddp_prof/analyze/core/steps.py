@@ -472,6 +472,10 @@ class Phases(Table):
         find = innermost_of(self.start_ns, self.end_ns)
         return in_parts(len(time_ns), lambda rows: take_or_unknown(self.kind, find(time_ns[rows])))
 
+    def row_at(self, time_ns: Ints) -> Ints:
+        """Return the row of the innermost range at each time, ``UNKNOWN`` outside of all ranges."""
+        return innermost(self.start_ns, self.end_ns, time_ns)
+
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:
     """Return the ranges of a process whose names are those of phases (:data:`KNOWN_NAMES`), phase by phase.

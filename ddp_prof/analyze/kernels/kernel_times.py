@@ -300,7 +300,8 @@ class KernelTime:
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """Return all kernels of a rank, including those outside of steps, but not those of warm-up steps."""
     events, rows, trace = rank.events, np.flatnonzero(rank.is_kernel), rank.trace
-    rows = rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
+    launch_ns = rank.launched_events.launch_ns
+    rows = rows[np.lexsort((events.start_ns[rows], launch_ns[rows], events.step[rows]))]
     activity = events.activity[rows]
     shape_id = constant_column(UNKNOWN, len(rows)) if trace.shape_id is None else trace.shape_id[activity]
     columns = (trace.activities.name_id[activity], shape_id, events.phase[rows], events.category[rows])

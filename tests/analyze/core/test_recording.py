@@ -610,6 +610,35 @@ class TestStepsThatLostTheirCallsToo:
         of_places = replace(trace.activities, name_id=trace.activities.start_ns % 8)
         assert steps_of(launching(replace(trace, activities=of_places))) == counted
 
+    @pytest.mark.parametrize(
+        ("lost", "uses_numbers", "counted"),
+        [
+            ({0: 3, 1: 5, 2: 2, 3: 6, 4: 0}, True, [4]),
+            ({0: 3, 1: 5, 2: 2, 3: 6, 4: 4}, True, []),
+            ({0: 3, 1: 5, 2: 2, 3: 6, 4: 0}, False, [0, 1, 2, 3, 4]),  # they launch what their data need
+        ],
+        ids=["most", "all", "by itself"],
+    )
+    def test_nor_those_that_lack_some_where_no_number_of_launches_is_usual(
+        self, lost: dict[int, int], uses_numbers: bool, counted: list[int]
+    ) -> None:
+        """As where calls were lost at random with their work: each step counted with less compute than it had."""
+        per_step = 40
+        is_lost = np.zeros((len(lost), per_step), np.bool_)
+        for step, count in lost.items():
+            is_lost[step, (np.arange(count) * 7 + 3 * step + 1) % per_step] = True
+        place = np.arange(is_lost.size)
+        number = place if uses_numbers else np.cumsum(~is_lost.ravel()) - 1
+        letters = np.array([chr(0x100 + at) for at in number])
+        launches = "".join(np.where(is_lost.ravel(), ".", letters).tolist())
+        trace = draw_trace(
+            ranges={f"step {step}": "." * per_step * step + "#" * per_step for step in lost},
+            launches={"main": launches},
+            streams={7: launches},
+        )
+        of_places = replace(trace.activities, name_id=trace.activities.start_ns % per_step)
+        assert steps_of(launching(replace(trace, activities=of_places))) == counted
+
     @pytest.mark.parametrize(("lost", "another", "counted"), [(8, 1, [0, 1, 3, 4]), (8, 4, [0, 1, 2, 3, 4])])
     def test_nor_if_a_few_of_those_that_are_left_are_other_kernels(
         self, lost: int, another: int, counted: list[int]
@@ -756,6 +785,21 @@ class TestClocksThatDisagree:
         told = "all 4 activities before which the device was idle begin more than 1 ms after their launch"
         assert any(told in warning for warning in measure_overlap(late).warnings) is disagree
 
+    @pytest.mark.parametrize(
+        ("first", "counted"), [(0, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 3, 4, 5, 6]), (4, [0, 1, 2, 3, 4, 5, 6])]
+    )
+    def test_nor_does_its_clock_jump(self, first: int, counted: list[int]) -> None:
+        """From one step on all work came 2 ms later: that step took 2 ms longer, and the host seemed to run ahead."""
+        steps = {f"step {number}": "." * 8 * number + "########" for number in range(7)}
+        launches = "a.......b.......c.......d.......e.......f.......g......."
+        streams = {7: ".aa.....bb......cc......dd......ee......ff......gg......"}
+        trace = draw_trace(ranges=steps, launches={"main": launches}, streams=streams, character_ns=10_000)
+        later_ns = 2_000_000 * (trace.activities.correlation >= ord("a") + first)
+        start_ns, end_ns = (of + later_ns for of in (trace.activities.start_ns, trace.activities.end_ns))
+        jumps = replace(trace, activities=replace(trace.activities, start_ns=start_ns, end_ns=end_ns))
+        assert one_rank(launching(jumps)).clocks_disagree is (first < 4)
+        assert steps_of(launching(jumps)) == counted
+
     @pytest.mark.parametrize(("returned_ns", "disagree"), [(10_000, False), (400_000, True), (-100_000, True)])
     def test_a_wait_that_ends_with_its_work_tells_that_the_device_has_a_backlog(
         self, returned_ns: int, disagree: bool
@@ -785,21 +829,6 @@ class TestClocksThatDisagree:
         assert {(step.window_ns, step.length.ns, step.length.idle_ns) for step in rank.steps} == {(None,) * 3}
 
     def test_communication_outside_of_steps_was_launched_all_the_same(self) -> None:
-    @pytest.mark.parametrize(
-        ("first", "counted"), [(0, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 3, 4, 5, 6]), (4, [0, 1, 2, 3, 4, 5, 6])]
-    )
-    def test_nor_does_its_clock_jump(self, first: int, counted: list[int]) -> None:
-        """From one step on all work came 2 ms later: that step took 2 ms longer, and the host seemed to run ahead."""
-        steps = {f"step {number}": "." * 8 * number + "########" for number in range(7)}
-        launches = "a.......b.......c.......d.......e.......f.......g......."
-        streams = {7: ".aa.....bb......cc......dd......ee......ff......gg......"}
-        trace = draw_trace(ranges=steps, launches={"main": launches}, streams=streams, character_ns=10_000)
-        later_ns = 2_000_000 * (trace.activities.correlation >= ord("a") + first)
-        start_ns, end_ns = (of + later_ns for of in (trace.activities.start_ns, trace.activities.end_ns))
-        jumps = replace(trace, activities=replace(trace.activities, start_ns=start_ns, end_ns=end_ns))
-        assert one_rank(launching(jumps)).clocks_disagree is (first < 4)
-        assert steps_of(launching(jumps)) == counted
-
         """It ran during steps, by the other clock, and is no reason to give up their figures."""
         trace = draw_trace(
             ranges={"step 0": "..######", "step 1": "........########"},

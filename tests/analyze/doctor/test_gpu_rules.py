@@ -1277,7 +1277,9 @@ def test_where_no_launch_is_known_the_rules_about_steps_do_not_decide() -> None:
     assert {one.rule for one in known.abstained} == {"straggler", "vote on unused parameters"}
     nothing = np.full(len(trace.activities), UNKNOWN)
     is_collective = trace.activities.category == Category.COMMUNICATION
-    found = diagnose(replace(busy, launching_calls=np.where(is_collective, nothing, trace.launching_calls)))
+    unnumbered = replace(trace.activities, correlation=np.where(is_collective, nothing, trace.activities.correlation))
+    launching = np.where(is_collective, nothing, trace.launching_calls)
+    found = diagnose(replace(busy, activities=unnumbered, launching_calls=launching))
     assert {one.rule for one in found.abstained if one.reason == NO_LAUNCHES} == {
         "gradients reduced after backward", "one collective per parameter",
         "gradients ready in another order than buckets", "copies out of buckets",
