@@ -54,6 +54,15 @@ def in_order(values: Ints, order: Ints) -> Ints:
     return in_parts(len(order), lambda rows: values[order[rows]])
 
 
+def filtered(values: Ints, keep: Callable[[Ints], NDArray[np.bool_]]) -> Ints:
+    """Return the values that ``keep``, which is called with parts of them, keeps; if they are many, in a file."""
+    found = GrowingColumn()
+    for at in range(0, len(values), _PART_ROWS):
+        part = values[at : at + _PART_ROWS]
+        found.add(part[keep(part)])
+    return found.values()
+
+
 def joined(columns: Sequence[Ints]) -> Ints:
     """Return the rows of all columns, one column after another; if they are many, in a memory-mapped file."""
     rows = sum(map(len, columns))

@@ -118,6 +118,11 @@ def rows_of(chosen: Mask) -> Ints | slice:
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
+def at_rows(column: Ints, rows: Ints | slice) -> Ints:
+    """Return the column's values at the rows that :func:`rows_of` returned; if they are many, in a file."""
+    return column[rows] if isinstance(rows, slice) else in_order(column, rows)
+
+
 def constant_column(value: int, rows: int) -> Ints:
     """Return a read-only column in which all rows have one value: a view with stride 0, which takes no memory."""
     return np.broadcast_to(np.int64(value), rows)

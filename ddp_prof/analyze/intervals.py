@@ -135,7 +135,7 @@ EVER = union_of_one(-NEVER, NEVER)
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:
     """Return the union of intervals, which may overlap, be in any order, or be empty (end <= start)."""
-    start, end, *_ = _unite(start_ns, end_ns)
+    start, end, _ = _unite(start_ns, end_ns)
     return Intervals(start, end)
 
 
@@ -153,29 +153,32 @@ def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Int
     origin = int(start_ns.min())
     span = max(0, int(end_ns.max()) - origin) + 1
     shift = group * span - origin
-    start, end, first, rows = _unite(start_ns + shift, end_ns + shift)
-    group = group[rows[first]]
+    start, end, row = _unite(start_ns + shift, end_ns + shift)
+    group = group[row]
     shift = group * span - origin
     return start - shift, end - shift, group
 
 
-def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return starts and ends of the union's intervals, and ``first`` and ``rows``.
+def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return starts and ends of the union's intervals, and for each of them a row of the input that lies in it.
 
-    ``rows[first]`` is for each of these intervals a row of the input that lies in it.
+    Intervals that follow each other are returned without a copy.
     """
-    rows = np.flatnonzero(end > start)
-    if not len(rows):
-        nothing = np.empty(0, np.int64)
-        return nothing, nothing, nothing, nothing
-    if len(rows) < len(start) or np.any(start[1:] < start[:-1]):
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        start, end = start[rows], end[rows]
+    rows: Ints | None = None  # of the input; None: all rows in their order, which needs no copies
+    if not np.all(some := end > start):
+        rows = np.flatnonzero(some)
+        start, end = in_order(start, rows), in_order(end, rows)
+    if np.any(start[1:] < start[:-1]):
+        order = np.argsort(start, kind="stable")
+        start, end, rows = in_order(start, order), in_order(end, order), order if rows is None else rows[order]
     # An interval of the union begins where a start is after all ends so far.
-    reach = np.maximum.accumulate(end)
-    first = np.flatnonzero(np.concatenate([[True], start[1:] > reach[:-1]]))
-    last = np.append(first[1:], len(rows)) - 1
-    return in_order(start, first), in_order(reach, last), first, rows
+    reach = end if np.all(end[1:] >= end[:-1]) else np.maximum.accumulate(end)
+    begins = np.ones(len(start), np.bool_)
+    np.greater(start[1:], reach[:-1], out=begins[1:])
+    first = np.flatnonzero(begins)
+    if len(first) < len(start):  # it ends with the row before the next such start, or with the last row
+        start, reach = in_order(start, first), in_order(reach, np.flatnonzero(np.append(begins[1:], True)))
+    return start, reach, first if rows is None else rows[first]
 
 
 def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:

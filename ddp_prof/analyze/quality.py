@@ -19,7 +19,7 @@ from ddp_prof.columns import by_number, count_noun, milliseconds, percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.notes import Doubt, prefixed
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.table import is_in
+from ddp_prof.table import NEVER, is_in, parts_of
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
 
 
@@ -254,19 +254,20 @@ def warn_silent_steps(counts: Mapping[str, Mapping[int, int]]) -> Iterator[str]:
 def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics:
     """Return the counts of what makes the figures of a trace doubtful, from which warnings and caveats are made."""
     activities = trace.activities
-    # The summed duration of the kernels that count as compute, by name.
-    duration = np.where(activities.kind == Kind.KERNEL, activities.end_ns - activities.start_ns, 0)
-    computing = activities.category == Category.COMPUTE
-    total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
+    # Parts of columns, since these may be long: the duration of kernels that count as compute, by name, and of all.
+    total, kernels_ns = np.zeros(len(trace.names), np.int64), 0
+    for part in parts_of(len(activities)):
+        duration = activities.end_ns[part] - activities.start_ns[part]
+        duration[activities.kind[part] != Kind.KERNEL] = 0
+        kernels_ns += int(duration.sum())
+        computing = activities.category[part] == Category.COMPUTE
+        np.add.at(total, activities.name_id[part][computing], duration[computing])
     busy_ns, collectives = Counter[tuple[int, int | None, int]](), Counter[tuple[int, int | None, int]]()
     for rank in ranks:
-        events = rank.events
-        kernels = rank.is_kernel & (events.lane != UNKNOWN)
-        busy, collective = kernels & (events.category == Category.COMPUTE), kernels & rank.is_collective
-        for lane in distinct(events.lane[kernels]):
-            key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
-            busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
-            collectives[key] += int((collective & (events.lane == lane)).sum())
+        for lane, (busy_of_lane_ns, number) in sorted(_sum_lanes(rank).items()):
+            key = (rank.process, rank.device, lane)
+            busy_ns[key] += busy_of_lane_ns
+            collectives[key] += number
     # Collectives with equal start, end, stream, device and process follow each other in `order`, and are repeated.
     communication = select(activities, activities.category == Category.COMMUNICATION)
     launches, lost = _count_launches(trace, ranks)
@@ -292,9 +293,21 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
         busy_ns=busy_ns,
         collectives=collectives,
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
-        kernels_ns=int(duration.sum()),
+        kernels_ns=kernels_ns,
         silent=sum(1 for _ in _silent_processes(trace, ranks)),
     )
+
+
+def _sum_lanes(rank: RankEvents) -> dict[int, tuple[int, int]]:
+    """Return for each stream with kernels how long kernels compute there (ns), and its number of collectives."""
+    events, found = rank.events, dict[int, tuple[int, int]]()
+    for part in parts_of(len(events)):
+        lane, kernels = events.lane[part], rank.is_kernel[part] & (events.lane[part] != UNKNOWN)
+        duration = np.where(events.category[part] == Category.COMPUTE, events.end_ns[part] - events.start_ns[part], 0)
+        for one in distinct(lane[kernels]):
+            mine, (busy_ns, collectives) = kernels & (lane == one), found.get(one, (0, 0))
+            found[one] = busy_ns + int(duration[mine].sum()), collectives + int(rank.is_collective[part][mine].sum())
+    return found
 
 
 def _count_launches(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[Counter[int], Counter[int]]:
@@ -329,17 +342,18 @@ def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
 
 def _kernel_windows(trace: Trace) -> tuple[Window, ...]:
     """Return when each process computed on each device: from its first to its last kernel."""
-    activities = trace.activities
-    rows = np.flatnonzero(activities.kind == Kind.KERNEL)
-    process, device, start, end = (
-        getattr(activities, name)[rows] for name in ("process", "device", "start_ns", "end_ns")
-    )
-    first, which = distinct_rows(process, device)
-    owners = zip(process[first].tolist(), device[first].tolist(), strict=True)
-    return tuple(
-        (*owner, trace.gpu_ids.get(owner), int(start[which == row].min()), int(end[which == row].max()))
-        for row, owner in enumerate(owners)
-    )
+    activities, found = trace.activities, dict[tuple[int, int], tuple[int, int]]()
+    for part in parts_of(len(activities)):
+        rows = part.start + np.flatnonzero(activities.kind[part] == Kind.KERNEL)
+        process, device, start, end = (
+            getattr(activities, name)[rows] for name in ("process", "device", "start_ns", "end_ns")
+        )
+        first, which = distinct_rows(process, device)
+        for row, owner in enumerate(zip(process[first].tolist(), device[first].tolist(), strict=True)):
+            low, high = found.get(owner, (NEVER, -NEVER))
+            mine = which == row
+            found[owner] = min(low, int(start[mine].min())), max(high, int(end[mine].max()))
+    return tuple((*owner, trace.gpu_ids.get(owner), *window) for owner, window in sorted(found.items()))
 
 
 def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]:

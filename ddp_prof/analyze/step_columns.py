@@ -311,7 +311,9 @@ def _spare_ns(steps: StepEvents) -> Ints:
         return steps.unknown
     events = rank.events
     rows = np.flatnonzero((events.lane == rank.compute_stream) & (events.category != Category.COMMUNICATION))
-    own = union(in_order(events.start_ns, rows), in_order(events.end_ns, rows))
+    start_ns, end_ns = in_order(events.start_ns, rows), in_order(events.end_ns, rows)
+    del rows  # they may be as many as the events of the trace
+    own = union(start_ns, end_ns)
     return times.length_ns - own.covered_ns(times.start_ns, times.start_ns + times.length_ns)
 
 

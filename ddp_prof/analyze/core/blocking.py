@@ -27,6 +27,7 @@ from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.columns import by_number, count_noun
+from ddp_prof.growing_column import filtered
 from ddp_prof.table import (
     NEVER,
     NO_TIME,
@@ -113,43 +114,47 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     end_ns, is_collective = activities.end_ns, activities.category == Category.COMMUNICATION
     computes = np.zeros(int(stream.max(initial=0)) + 1, np.bool_)
     computes[stream[is_mine & (activities.category == Category.COMPUTE)]] = True
-    rows = dependencies.in_order
-    chosen = [rows[part][is_mine[rows[part]] & computes[stream[rows[part]]]] for part in parts_of(len(rows))]
-    rows = np.concatenate([rows[:0], *chosen])
+    rows = filtered(dependencies.in_order, lambda part: is_mine[part] & computes[stream[part]])
 
     # What an operation waits for is counted for its consumer: the operation itself or, if it is a collective, the next
     # operation on its stream that is none. `consumer_of` and `nth` hold indices into `consumers`.
-    can_consume = ~is_collective[rows]
-    consumers = rows[can_consume]
-    at = np.cumsum(can_consume) - can_consume
+    consumers = filtered(rows, lambda part: ~is_collective[part])
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
-    has_one = at < len(consumers)
+    at = 0  # the number of consumers before a part
     for part in parts_of(len(rows)):
-        row, nth, found = rows[part], at[part], has_one[part]
-        found[found] = stream[consumers[nth[found]]] == stream[row[found]]
-        consumer_of[row[found]] = nth[found]
+        row = rows[part]
+        can_consume = ~is_collective[row]
+        nth = at + np.cumsum(can_consume) - can_consume
+        at += int(np.count_nonzero(can_consume))
+        has_one = nth < len(consumers)
+        has_one[has_one] = stream[consumers[nth[has_one]]] == stream[row[has_one]]
+        consumer_of[row[has_one]] = nth[has_one]
 
     # Pairs of a consumer (`nth`) and an operation that it needs (`needed`): from edges, and from collectives on its own
     # stream. `last_ns` is the end of the last collective of each consumer, `other_ns` that of its other operations.
-    own = rows[has_one & ~can_consume]
+    own = filtered(rows, lambda part: is_collective[part])
     nth = np.concatenate([consumer_of[edges.consumer], consumer_of[own]])
     needed = np.concatenate([edges.producer, own])
-    del at, has_one, consumer_of  # they are as long as the trace: their memory serves what follows
+    del rows, own, consumer_of  # they may be as long as the trace: their memory serves what follows
     nth, needed = nth[nth != UNKNOWN], needed[nth != UNKNOWN]
     collective = is_collective[needed]
-    other_ns = np.full(len(consumers), NO_TIME)
-    np.maximum.at(other_ns, nth[~collective], end_ns[needed[~collective]])
-    nth, needed = nth[collective], needed[collective]
-    np.maximum.at(other_ns, nth, _inputs_ns(trace, dependencies, is_mine & is_collective)[needed])
-    last_ns = np.full(len(consumers), NO_TIME)
-    np.maximum.at(last_ns, nth, end_ns[needed])
+    # Only consumers of collectives matter, which are few: `which` is the number of each among them.
+    few = np.unique(nth[collective])
+    matters = collective | is_among(nth, few)
+    nth, needed, collective = nth[matters], needed[matters], collective[matters]
+    which = np.searchsorted(few, nth)
+    other_ns, last_ns = np.full((2, len(few)), NO_TIME)
+    np.maximum.at(other_ns, which[~collective], end_ns[needed[~collective]])
+    nth, needed, which = nth[collective], needed[collective], which[collective]
+    np.maximum.at(other_ns, which, _inputs_ns(trace, dependencies, is_mine & is_collective)[needed])
+    np.maximum.at(last_ns, which, end_ns[needed])
 
     # When each consumer could have begun but for its collectives. The order of `reasons_ns` is that of HELD_BY[1:].
     consumer = consumers[nth]
     before, call = consumers[nth - 1], trace.launching_calls[consumer]
     follows = (nth > 0) & (stream[before] == stream[consumer])
     launch_ns = take_or_unknown(trace.calls.start_ns, call, NO_TIME)
-    last_ns, other_ns = last_ns[nth], other_ns[nth]
+    last_ns, other_ns = last_ns[which], other_ns[which]
     reasons_ns = np.stack([np.where(follows, end_ns[before], NO_TIME), launch_ns, other_ns])
     could_ns = reasons_ns.max(axis=0)
     # If the consumer stood still for a collective, `could_ns` is before the collective's end: the slack is negative.
@@ -182,9 +187,10 @@ def _inputs_ns(trace: Trace, dependencies: Dependencies, are_collectives: Mask) 
     by_event = are_collectives[edges.consumer] & (activities.category[edges.producer] != Category.COMMUNICATION)
     np.maximum.at(found, edges.consumer[by_event], activities.end_ns[edges.producer[by_event]])
     for one in distinct(stream[are_collectives]):
-        rows = dependencies.in_order[stream[dependencies.in_order] == one]
+        rows = filtered(dependencies.in_order, (stream == one).__getitem__)
         is_other = activities.category[rows] != Category.COMMUNICATION
-        last_ns = np.maximum.accumulate(np.where(is_other, activities.end_ns[rows], found[rows]))
+        last_ns = np.where(is_other, activities.end_ns[rows], found[rows])
+        np.maximum.accumulate(last_ns, out=last_ns)
         found[rows] = np.where(is_other, NO_TIME, np.minimum(last_ns, activities.start_ns[rows]))
     return found
 

@@ -49,7 +49,7 @@ from ddp_prof.analyze.core.unlaunched import find_unlaunched
 from ddp_prof.analyze.core.work import Work, find_work
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import ALL_REDUCE, OPERATIONS, POINT_TO_POINT, REDUCE_SCATTER
-from ddp_prof.table import Brief, begins_run, is_among, is_in, parts_of, positions, rows_of
+from ddp_prof.table import Brief, at_rows, begins_run, is_among, is_in, parts_of, positions, rows_of
 from ddp_prof.trace import (
     HOST_WAITS,
     NEVER,
@@ -204,7 +204,7 @@ class RankEvents(Brief):
         alone = alone[take_or_unknown(self.trace.launching_calls, events.activity[alone]) == UNKNOWN]
         step[alone] = np.searchsorted(steps.start_ns, events.start_ns[alone], side="right") - 1
         rows = rows_of((step != UNKNOWN) & (events.activity != UNKNOWN))
-        start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
+        start, end, step = (at_rows(column, rows) for column in (events.start_ns, events.end_ns, step))
         work_ns = within_ns = 0
         for part in parts_of(len(step)):
             first_ns, last_ns, own = start[part], end[part], step[part]
@@ -219,7 +219,8 @@ class RankEvents(Brief):
         del start, end
         every = self.including_warmup.events
         on_device = rows_of(every.activity != UNKNOWN)
-        held_ns = covered_by_each(every.start_ns[on_device], every.end_ns[on_device], steps.start_ns, steps.end_ns)
+        start, end = at_rows(every.start_ns, on_device), at_rows(every.end_ns, on_device)
+        held_ns = covered_by_each(start, end, steps.start_ns, steps.end_ns)
         sums = (int(column.sum()) for column in (between_ns, held_ns, followed))
         return Lead(work_ns, work_ns - within_ns, *sums)
 

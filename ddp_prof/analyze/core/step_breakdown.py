@@ -43,7 +43,21 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE,
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, union_by_group
 from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
-from ddp_prof.table import NEVER, NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, distinct_rows, is_in, rows_of, select
+from ddp_prof.table import (
+    NEVER,
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    Table,
+    begins_run,
+    concatenate,
+    distinct_rows,
+    is_in,
+    parts_of,
+    rows_of,
+    select,
+)
 from ddp_prof.trace import Category
 
 
@@ -314,21 +328,52 @@ def first_work(events: Events, steps: int) -> Ints:
     That is the start of its first operation on the stream on which it computes most. ``steps`` is the number of steps.
     """
     begins = np.full(steps, NO_TIME, np.int64)
-    rows = np.flatnonzero((events.step != UNKNOWN) & (events.activity != UNKNOWN))
-    computes = ~is_in(events.category[rows], (Category.COMMUNICATION, Category.MEMORY))
-    first, which = distinct_rows(events.step[rows], events.lane[rows])  # one group per step and stream
-    if not computes.any():
+    if not len(events):
         return begins
-    step, lane = events.step[rows][first], events.lane[rows][first]
-    busy_ns = sum_by_group((events.end_ns - events.start_ns)[rows][computes], which[computes], len(first))
-    start_ns = np.full(len(first), NEVER)
-    np.minimum.at(start_ns, which, events.start_ns[rows])
-    has_compute = np.isin(np.arange(len(first)), which[computes])
+    # The events are grouped part by part, since they may be many, and then the groups of all parts.
+    found = _group(concatenate(*(_group(_single_operations(events, part)) for part in parts_of(len(events)))))
     # The last value written stays: of the step's streams with compute, the busiest one; if several are equally busy,
     # the one with the lowest number.
-    order = np.lexsort((-lane, busy_ns, has_compute, step))
-    begins[step[order]] = np.where(has_compute, start_ns, NO_TIME)[order]
+    order = np.lexsort((-found.lane, found.busy_ns, found.computes, found.step))
+    begins[found.step[order]] = np.where(found.computes, found.start_ns, NO_TIME)[order]
     return begins
+
+
+@dataclass(frozen=True)
+class _OfStream(Table):
+    """One row per operation, or per step and stream.
+
+    Attributes:
+        step, lane: The step and the stream.
+        busy_ns: How long it computes.
+        start_ns: When it begins.
+        computes: Whether it computes, 0 or 1.
+    """
+
+    step: Ints
+    lane: Ints
+    busy_ns: Ints
+    start_ns: Ints
+    computes: Ints
+
+
+def _single_operations(events: Events, part: slice) -> _OfStream:
+    """Return the operations of steps among a part of the events."""
+    rows = part.start + np.flatnonzero((events.step[part] != UNKNOWN) & (events.activity[part] != UNKNOWN))
+    computes = np.where(is_in(events.category[rows], (Category.COMMUNICATION, Category.MEMORY)), 0, 1)
+    start_ns = events.start_ns[rows]
+    busy_ns = computes * (events.end_ns[rows] - start_ns)
+    return _OfStream(events.step[rows], events.lane[rows], busy_ns, start_ns, computes)
+
+
+def _group(rows: _OfStream) -> _OfStream:
+    """Return one row per step and stream."""
+    first, which = distinct_rows(rows.step, rows.lane)
+    start_ns, computes = np.full(len(first), NEVER), np.zeros(len(first), np.int64)
+    np.minimum.at(start_ns, which, rows.start_ns)
+    np.maximum.at(computes, which, rows.computes)
+    busy_ns = sum_by_group(rows.busy_ns, which, len(first))
+    return _OfStream(rows.step[first], rows.lane[first], busy_ns, start_ns, computes)
 
 
 NONE = -2
