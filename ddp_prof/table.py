@@ -339,7 +339,10 @@ def _compact(codes: Ints, values: int) -> tuple[Ints, int]:
     seen[codes] = True
     if seen.all():
         return codes, values
-    return in_order(np.cumsum(seen) - 1, codes), int(np.count_nonzero(seen))
+    # The new code of each code. There may be many more codes than rows, and 32 bits suffice for their numbers.
+    code = np.cumsum(seen, dtype=np.int32)
+    code -= 1
+    return in_parts(len(codes), lambda rows: code[codes[rows]].astype(np.int64)), int(np.count_nonzero(seen))
 
 
 def _number_by_sorting(column: Ints) -> tuple[Ints, int]:

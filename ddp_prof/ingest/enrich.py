@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_prof.columns import by_number, count_noun, percent
 from ddp_prof.errors import TraceError
-from ddp_prof.growing_column import in_parts
+from ddp_prof.growing_column import in_file, in_order, in_parts
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.manifest import MOST_RANKS
 from ddp_prof.notes import Doubt
@@ -27,6 +27,7 @@ from ddp_prof.table import (
     distinct_rows,
     is_among,
     is_in,
+    parts_of,
     positions,
     select,
     take_or_unknown,
@@ -395,14 +396,16 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     activities, end_ns = trace.activities, trace.activities.end_ns
     found = []
     _, stream = distinct_rows(activities.process, activities.device, activities.lane)
-    order = np.lexsort((activities.start_ns, stream))
-    lane, ends_ns = stream[order], end_ns[order]
+    order = in_file(np.lexsort((activities.start_ns, stream)))
+    lane, ends_ns = in_order(stream, order), in_order(end_ns, order)
+    del stream  # it is as long as the trace
     start_ns, number = activities.start_ns, activities.correlation
     trace = _warn_of_doubles(trace, order, lane)
     # A shorter end may make the end of an earlier activity impossible, so this repeats until nothing is found.
     for _ in range(len(order)):
         # The few activities that end after the one after the next; then those of them that also pass the other tests.
-        rows = np.flatnonzero((ends_ns[:-2] - ends_ns[2:] > _ROUNDING_NS) & (lane[2:] == lane[:-2]))
+        rows = _that_end_late(ends_ns[:-2], ends_ns[2:])
+        rows = rows[lane[rows + 2] == lane[rows]]
         rows = rows[activities.lane[order[rows]] != UNKNOWN]
         rows = rows[ends_ns[rows] - ends_ns[rows + 1] > _ROUNDING_NS]
         for at in (1, 2):
@@ -446,6 +449,12 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     )
 
 
+def _that_end_late(ends_ns: Ints, than_ns: Ints) -> Ints:
+    """Return the rows in which the end is clearly after the other time; there are few, of columns that may be long."""
+    late = (ends_ns[part] - than_ns[part] > _ROUNDING_NS for part in parts_of(len(than_ns)))
+    return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *late]))
+
+
 _AWAITED_NS = 50_000
 """An activity outlives a wait of the host if it ends more than this after the wait's end."""
 _LEAST_LIKE_IT = 3
@@ -469,8 +478,9 @@ def _run_on_beside_the_next(trace: Trace, order: Ints, lane: Ints, ends_ns: Ints
         ends_ns: The end of each activity in that order.
     """
     activities, none = trace.activities, np.empty(0, np.int64)
-    start_ns, number = activities.start_ns[order], activities.correlation
-    rows = np.flatnonzero((ends_ns[:-1] - start_ns[1:] > _ROUNDING_NS) & (lane[1:] == lane[:-1]))
+    start_ns, number = in_order(activities.start_ns, order), activities.correlation
+    rows = _that_end_late(ends_ns[:-1], start_ns[1:])
+    rows = rows[lane[rows + 1] == lane[rows]]
     rows = rows[(start_ns[rows + 1] > start_ns[rows]) & (activities.lane[order[rows]] != UNKNOWN)]
     own, after = number[order[rows]], number[order[rows + 1]]
     rows = rows[(after != own) | (own == UNKNOWN)]
