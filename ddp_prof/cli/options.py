@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ import click
 
 from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress, protect_inputs, say, say_lines
 from ddp_prof.errors import STDIN, InterruptedReadingError, TraceError
+from ddp_prof.heap import share_one_heap
 from ddp_prof.present.table import TableOptions, TableView
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
@@ -186,27 +185,6 @@ class Loader:
                 self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _warn_left_out
             )
             return load_runs(files, replace(self.options, **reading), workers=workers, measures=measures)
-
-
-_M_ARENA_MAX, _M_MMAP_MAX, _M_TRIM_THRESHOLD = -8, -4, -1
-"""Numbers of parameters of ``mallopt``: most heaps, most arrays outside of a heap, most free memory that is kept."""
-
-
-def share_one_heap() -> None:
-    """Let all threads of this program, and Arrow, take memory from one heap.
-
-    By default glibc has a heap for each thread, and Arrow a heap of its own. Memory that is free in one heap is of no
-    use to the others: reading an export by several threads took a fifth more memory, and no less time. By default it
-    also returns the memory of each large array at once, and the system has to clear memory for the next one. Other C
-    libraries are left as they are.
-    """
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    if sys.platform == "linux":
-        import ctypes
-
-        with suppress(AttributeError, OSError):
-            for parameter, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
-                ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def _warn_left_out(error: TraceError) -> None:

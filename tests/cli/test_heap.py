@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.cli.options import share_one_heap
+from ddp_prof.heap import share_one_heap
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -52,7 +52,7 @@ def test_threads_get_no_heaps_of_their_own() -> None:
     """glibc maps 64 MB of addresses for the heap of a thread."""
     program = (
         "import threading\n"
-        "from ddp_prof.cli.options import share_one_heap\n"
+        "from ddp_prof.heap import share_one_heap\n"
         "{first}\n"
         "def held(): return sum(int(line.split()[1]) for line in open('/proc/self/smaps') if line.startswith('Size'))\n"
         "blocks, told = [], threading.Barrier(9)\n"
