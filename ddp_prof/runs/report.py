@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.bounded_file import free_memory
 from ddp_prof.errors import naming_limits, printable
+from ddp_prof.heap import return_free_memory
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.threads import count_cores, in_thread, in_threads
 
@@ -84,6 +85,8 @@ def load_events(file: Path, options: LoadOptions) -> TraceEvents:
     _warn_of_memory(file)
     with naming_limits(file):
         trace = load_trace(file, options)
+        if len(trace.activities) > MOST_BESIDE:
+            return_free_memory()  # reading leaves gaps that are too short for the columns of the analysis
         beside = _pays_to_share(len(trace.activities))  # nearly all measures need the dependencies
         ranks = find_rank_events(
             trace, options.step_range, options.backward_range, warmup_steps=options.warmup_steps, beside=beside

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.heap import share_one_heap
+from ddp_prof.heap import return_free_memory, share_one_heap
+from ddp_prof.runs import report
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -45,6 +46,35 @@ def test_the_memory_of_a_large_array_serves_the_next_one() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     np.ones(6_000_000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_memory_between_arrays_in_use_returns_to_the_system() -> None:
+    """The last array keeps the heap from getting shorter."""
+    share_one_heap()
+    arrays = [np.ones(1_000_000) for _ in range(20)]
+    del arrays[:-1]
+    before = anonymous_megabytes()
+    return_free_memory()
+    assert before - anonymous_megabytes() > 100
+    assert arrays[0].all()
+
+
+def anonymous_megabytes() -> int:
+    """Return how much memory this process holds, besides pages of files."""
+    held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(held.split()[1]) // 1024
+
+
+@pytest.mark.parametrize(("least", "returned"), [(0, 1), (1 << 20, 0)])
+def test_after_reading_a_large_capture_free_memory_is_returned(
+    least: int, returned: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(report, "MOST_BESIDE", least)
+    monkeypatch.setattr(report, "return_free_memory", lambda: calls.append(1))
+    run("overlap", write_capture(tmp_path / "x.sqlite", known_truth()))
+    assert len(calls) == returned
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
