@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Steps
-from ddp_prof.table import UNKNOWN, Ints, Mask
+from ddp_prof.growing_column import in_order
+from ddp_prof.table import UNKNOWN, Ints, Mask, at_rows, begins_run, rows_of, take_or_unknown
 from ddp_prof.trace import Trace, numbers_grow
 
 _LEAST_USED = 3
@@ -84,25 +85,14 @@ class StepNumbers:
 
 def find_step_numbers(trace: Trace, process: int, steps: Steps, launches: Ints) -> StepNumbers:
     """Return which numbers of the steps of a process no recorded call has; ``launches`` is how many each launches."""
-    calls = trace.calls
-    rows = np.flatnonzero((calls.process == process) & (calls.correlation != UNKNOWN))
-    if not numbers_grow(calls):
-        rows = rows[:0]
-    _, once = np.unique(calls.correlation[rows], return_index=True)  # a call of the driver within one of the runtime
-    rows = rows[once]
-    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
-    at_ns, number = calls.start_ns[rows], calls.correlation[rows]
-    # The largest number up to each call, and the least from it on; several threads take theirs in turns.
-    up_to, from_on = np.maximum.accumulate(number), np.minimum.accumulate(number[::-1])[::-1]
+    at_ns, number = _calls_in_order(trace, process)
     begun, ended = np.searchsorted(at_ns, steps.start_ns), np.searchsorted(at_ns, steps.end_ns)
     has_some = ended > begun
 
-    def take(numbers: Ints, at: Ints, is_known: Mask) -> Ints:
-        """Return the numbers at these places; ``UNKNOWN`` where they are not known."""
-        return np.where(is_known, np.append(numbers, UNKNOWN)[np.where(is_known, at, -1)], UNKNOWN)
-
-    first = {False: take(up_to, begun - 1, begun > 0), True: take(from_on, begun, has_some)}
-    last = {False: take(from_on, ended, ended < len(number)), True: take(up_to, ended - 1, has_some)}
+    first, last = dict[bool, Ints](), dict[bool, Ints]()
+    first[False], first[True] = _numbers_around(number, begun)
+    last[True], last[False] = _numbers_around(number, ended)
+    first[True], last[True] = (np.where(has_some, numbers, UNKNOWN) for numbers in (first[True], last[True]))
     is_between = (first[False] != UNKNOWN) & (last[False] != UNKNOWN)
     used, missing = np.where(is_between, last[False] - first[False], UNKNOWN), {}
     for from_own in (False, True):
@@ -111,9 +101,44 @@ def find_step_numbers(trace: Trace, process: int, steps: Steps, launches: Ints) 
             recorded = ended - begun + (not from_own) + (not to_own)
             is_known = (first[from_own] != UNKNOWN) & (last[to_own] != UNKNOWN)
             missing[from_own, to_own] = np.where(is_known, np.maximum(0, numbers - recorded), UNKNOWN)
-    after_ns = np.append(at_ns, 0)[np.where(has_some, begun, -1)] - steps.start_ns
-    before_ns = steps.end_ns - np.append(at_ns, 0)[np.where(has_some, ended - 1, -1)]
+    after_ns = take_or_unknown(at_ns, np.where(has_some, begun, UNKNOWN)) - steps.start_ns
+    before_ns = steps.end_ns - take_or_unknown(at_ns, np.where(has_some, ended - 1, UNKNOWN))
     return StepNumbers(launches, missing, used, _are_soon(after_ns, has_some), _are_soon(before_ns, has_some))
+
+
+def _calls_in_order(trace: Trace, process: int) -> tuple[Ints, Ints]:
+    """Return the times and the numbers of a process's calls in the order of time; none if numbers do not grow with it.
+
+    A call of the driver within one of the runtime has its number, and counts once.
+    """
+    calls = trace.calls
+    mine = (calls.process == process) & (calls.correlation != UNKNOWN)
+    rows = rows_of(mine & numbers_grow(calls))
+    at_ns, number = at_rows(calls.start_ns, rows), at_rows(calls.correlation, rows)
+    if np.any(number[1:] < number[:-1]):
+        order = np.argsort(number, kind="stable")
+        at_ns, number = in_order(at_ns, order), in_order(number, order)
+    once = rows_of(begins_run(number))
+    at_ns, number = at_rows(at_ns, once), at_rows(number, once)
+    if np.any(at_ns[1:] < at_ns[:-1]):
+        order = np.argsort(at_ns, kind="stable")
+        at_ns, number = in_order(at_ns, order), in_order(number, order)
+    return at_ns, number
+
+
+def _numbers_around(number: Ints, places: Ints) -> tuple[Ints, Ints]:
+    """Return the largest number before each of some places, and the least from it on; ``UNKNOWN`` without any.
+
+    Several threads take their numbers in turns, so these are not the numbers beside the place.
+    """
+    if not len(number):
+        return np.full_like(places, UNKNOWN), np.full_like(places, UNKNOWN)
+    # Of the numbers between two places, one is looked at: the columns of a trace may be long, and places are few.
+    cuts = np.unique(np.append(places[places < len(number)], 0))
+    largest = np.maximum.accumulate(np.maximum.reduceat(number, cuts))
+    least = np.minimum.accumulate(np.minimum.reduceat(number, cuts)[::-1])[::-1]
+    at = np.searchsorted(cuts, places)
+    return take_or_unknown(largest, at - 1), take_or_unknown(least, np.where(at < len(cuts), at, UNKNOWN))
 
 
 def _are_soon(time_ns: Ints, is_known: Mask) -> Mask:
