@@ -8,7 +8,9 @@ then no time between a call and an activity means anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -140,16 +142,16 @@ class Clocks:
 
 def compare_clocks(trace: Trace, process: int) -> Clocks:
     """Return how the times of the host of a process and of its devices fit together."""
-    launched, early = _count_early_starts(trace, process)
+    launched = _find_launched(trace, process)
     begins_ns, ends_ns, ended_ns = _find_waits(trace, process)
     is_prompt = (ended_ns > begins_ns) & (ended_ns <= ends_ns) & (ends_ns <= ended_ns + CLOCK_ERROR_NS)
-    jumped, jump_ns = _count_behind_jump(trace, process)
+    jumped, jump_ns = _count_behind_jump(trace, process, launched)
     if np.any(ends_ns[is_prompt] > jump_ns):  # if the device's clock is late, no wait ends with its work
         jumped = 0
     return Clocks(
-        launched=launched,
-        early=early,
-        late=_count_late_starts(trace, process),
+        launched=launched.number,
+        early=launched.early,
+        late=_count_late_starts(trace, process) if launched.number and launched.soon_ns == NO_TIME else 0,
         jumped=jumped,
         jump_ns=jump_ns,
         stretch=_measure_stretch(trace, process),
@@ -160,24 +162,50 @@ def compare_clocks(trace: Trace, process: int) -> Clocks:
     )
 
 
-def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
-    """Return how many activities have a known launch, and how many of these begin before it."""
-    activities = trace.activities
-    mine = rows_of((activities.process == process) & (trace.launching_calls != UNKNOWN))
-    start_ns, launching = activities.start_ns[mine], trace.launching_calls[mine]
-    is_early = [start_ns[rows] < trace.calls.start_ns[launching[rows]] for rows in parts_of(len(start_ns))]
-    return len(start_ns), sum(int(found.sum()) for found in is_early)
+class _Launched(NamedTuple):
+    """What a process launched.
+
+    Attributes:
+        number: Number of activities whose launch is known.
+        early: Number of these that begin before their launch.
+        last_ns: The last launch.
+        soon_ns: The last launch of an activity that begins soon; ``NO_TIME`` if all begin late.
+        devices: The devices of these activities.
+    """
+
+    number: int
+    early: int
+    last_ns: int
+    soon_ns: int
+    devices: frozenset[int]
+
+
+def _find_launched(trace: Trace, process: int) -> _Launched:
+    """Return what a process launched, as far as that is known."""
+    number, early, last_ns, soon_ns, devices = 0, 0, NO_TIME, NO_TIME, set[int]()
+    for rows, launch_ns in _launched_by_part(trace, process):
+        start_ns = trace.activities.start_ns[rows]
+        number += len(rows)
+        early += int(np.count_nonzero(start_ns < launch_ns))
+        last_ns = max(last_ns, int(launch_ns.max(initial=NO_TIME)))
+        soon_ns = max(soon_ns, int(launch_ns[start_ns - launch_ns <= LATE_NS].max(initial=NO_TIME)))
+        devices.update(distinct(trace.activities.device[rows]))
+    return _Launched(number, early, last_ns, soon_ns, frozenset(devices))
+
+
+def _launched_by_part(trace: Trace, process: int) -> Iterator[tuple[Ints, Ints]]:
+    """Yield for parts of the trace the activities with a known launch of a process, and their launches."""
+    for part in parts_of(len(trace.activities)):
+        launching = trace.launching_calls[part]
+        mine = np.flatnonzero((trace.activities.process[part] == process) & (launching != UNKNOWN))
+        yield part.start + mine, trace.calls.start_ns[launching[mine]]
 
 
 def _count_late_starts(trace: Trace, process: int) -> int:
-    """Return how many activities follow idle time of their device, if all activities with a known launch begin late."""
+    """Return how many activities with a known launch follow idle time of their device."""
     activities = trace.activities
     rows = np.flatnonzero(activities.process == process)
-    launching = trace.launching_calls[rows]
-    delay_ns = activities.start_ns[rows] - take_or_unknown(trace.calls.start_ns, launching)
-    is_launched = launching != UNKNOWN
-    if not is_launched.any() or delay_ns[is_launched].min() <= LATE_NS:
-        return 0
+    is_launched = trace.launching_calls[rows] != UNKNOWN
     late = 0
     for device in distinct(activities.device[rows]):
         own = np.flatnonzero(activities.device[rows] == device)
@@ -188,7 +216,7 @@ def _count_late_starts(trace: Trace, process: int) -> int:
     return late
 
 
-def _count_behind_jump(trace: Trace, process: int) -> tuple[int, int]:
+def _count_behind_jump(trace: Trace, process: int, launched: _Launched) -> tuple[int, int]:
     """Return :attr:`Clocks.jumped` and :attr:`Clocks.jump_ns`; (0, NO_TIME) without such a time.
 
     The device's clock jumps where the dots are longer than this::
@@ -196,30 +224,31 @@ def _count_behind_jump(trace: Trace, process: int) -> tuple[int, int]:
         launches      a   b   c   d   e   f
         activities    aa  bb  cc  ........dd  ee  ff
     """
-    activities, nothing = trace.activities, (0, NO_TIME)
-    rows = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
-    if len(rows) <= HANDFUL or len(distinct(activities.device[rows])) != 1:
+    nothing, activities = (0, NO_TIME), trace.activities
+    if launched.number <= HANDFUL or len(launched.devices) != 1 or not NO_TIME < launched.soon_ns < launched.last_ns:
         return nothing
-    launch_ns = trace.calls.start_ns[trace.launching_calls[rows]]
-    last = int(launch_ns.argmax())
-    if activities.start_ns[rows[last]] - launch_ns[last] <= LATE_NS:  # as usual, and quicker to find
-        return nothing
+    # All that was launched after the last one that begins soon, and when the device is done with what was before.
+    behind, until_ns = [], NO_TIME
+    for rows, launch_ns in _launched_by_part(trace, process):
+        is_behind = launch_ns > launched.soon_ns
+        behind.append((rows[is_behind], launch_ns[is_behind]))
+        until_ns = max(until_ns, int(activities.end_ns[rows[~is_behind]].max(initial=NO_TIME)))
+    rows, launch_ns = map(np.concatenate, zip(*behind, strict=True))
     order = np.argsort(launch_ns, kind="stable")
     launch_ns, start_ns, end_ns = launch_ns[order], activities.start_ns[rows[order]], activities.end_ns[rows[order]]
-    delay_ns = start_ns - launch_ns
-    least_ns = np.minimum.accumulate(delay_ns[::-1])[::-1]  # from each launch on
-    until_ns = np.maximum.accumulate(end_ns)  # when the device is done with all that was launched by then
-    idle_ns = np.minimum.accumulate(start_ns[::-1])[::-1][1:] - until_ns[:-1]
-    jumps = 1 + np.flatnonzero((least_ns[1:] > LATE_NS) & (idle_ns > LATE_NS // 2))
-    if not len(jumps) or least_ns[0] > LATE_NS:
+    # Before each launch: when the device is done with all that was launched by then.
+    done_ns = np.maximum.accumulate(np.append(until_ns, end_ns[:-1]))
+    jumps = np.flatnonzero(np.minimum.accumulate(start_ns[::-1])[::-1] - done_ns > LATE_NS // 2)
+    if not len(jumps):
         return nothing
     first = int(jumps[0])
-    start_ns, end_ns, delay_ns = start_ns[first:], end_ns[first:], delay_ns[first:]
+    before_ns = int(launch_ns[first - 1]) if first else launched.soon_ns
+    done_by_then_ns, delay_ns = done_ns[first], (start_ns - launch_ns)[first:]
+    start_ns, end_ns = start_ns[first:], end_ns[first:]
     order = np.argsort(start_ns, kind="stable")
-    busy_until_ns = np.append(until_ns[first - 1], np.maximum.accumulate(end_ns[order])[:-1])
-    is_late = start_ns[order] - busy_until_ns > IDLE_NS
-    is_late &= delay_ns[order] <= least_ns[first] + CLOCK_ERROR_NS
-    return int(is_late.sum()), int(launch_ns[first - 1])
+    busy_until_ns = np.append(done_by_then_ns, np.maximum.accumulate(end_ns[order])[:-1])
+    is_late = (start_ns[order] - busy_until_ns > IDLE_NS) & (delay_ns[order] <= delay_ns.min() + CLOCK_ERROR_NS)
+    return int(is_late.sum()), before_ns
 
 
 def _measure_stretch(trace: Trace, process: int) -> float:
