@@ -6,7 +6,7 @@ import os
 import signal
 import sqlite3
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Timer
 from time import sleep
@@ -70,7 +70,11 @@ ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELEC
 
 
 def open_files(name: str) -> list[Path]:
-    return [path for path in Path("/proc/self/fd").iterdir() if path.exists() and name in str(path.readlink())]
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread has closed it meanwhile
+            found += [path] if path.exists() and name in str(path.readlink()) else []
+    return found
 
 
 def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
