@@ -43,7 +43,6 @@ from ddp_prof.table import (
     distinct,
     is_among,
     is_in,
-    row_numbers,
     rows_of,
     select,
     take_or_unknown,
@@ -548,5 +547,7 @@ def _measure_unlaunched(trace: Trace, process: int, incomplete: Steps, known: In
     took_ns = activities.end_ns[rows] - activities.start_ns[rows]
     is_lost = ~is_launched & ~are_launched_earlier(trace)[rows]
     is_lost &= incomplete.index_at(activities.start_ns[rows]) == UNKNOWN
-    is_lost &= ~np.isin(row_numbers(len(activities))[rows], known)
+    is_known = np.zeros(len(activities), np.bool_)
+    is_known[known] = True
+    is_lost &= ~is_known[rows]
     return float(took_ns[is_lost].sum() / max(1, took_ns.sum()))
