@@ -80,10 +80,14 @@ from ddp_prof.columns import (
 )
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
 from ddp_prof.notes import Doubt, prefixed
+from ddp_prof.table import distinct
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 LEAST_IN_STEPS = 0.95
-"""Smallest fraction of the ranks' communication that must belong to steps; if less does, a note says so."""
+"""Smallest fraction of the ranks' communication, and of what of it is exposed, that must belong to steps.
+
+If less does, a note says so.
+"""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,25 @@ def _dependencies(of: RankSource) -> DependencyCoverage:
     return replace(coverage, reason=coverage.reason or of.reason)
 
 
+def _exposed_between_ns(of: RankSource) -> int:
+    """Return how long communication launched between steps was exposed; 0 unless most steps are followed by some.
+
+    What a job communicates once, as before or after an evaluation, is no part of its steps.
+    """
+    rank, events = of.rank, of.rank.events
+    if not rank.has_steps:
+        return 0
+    rows = np.flatnonzero(events.category == Category.COMMUNICATION)
+    rows = rows[events.step[rows] == UNKNOWN]
+    # The step that was the last to begin before each launch.
+    step = np.searchsorted(rank.steps.start_ns, events.launch_ns[rows], side="right") - 1
+    rows, step = (column[(step >= 0) & rank.is_followed[step]] for column in (rows, step))
+    exposed = union(events.start_ns[rows], events.end_ns[rows]) - of.compute
+    is_exposed = exposed.covered_ns(events.start_ns[rows], events.end_ns[rows]) > 0
+    is_usual = 2 * len(distinct(step[is_exposed])) > np.count_nonzero(rank.is_followed)
+    return exposed.length_ns if is_usual else 0
+
+
 def _gpu(of: RankSource) -> str | None:
     rank = of.rank
     return None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device))
@@ -226,6 +249,12 @@ class RankOverlap(RankResult):
     file: str = column("name of its file", default="", measure=lambda of: of.rank.trace.path.name)
     qualifier: str = column("name of its file, if ranks of several files are called alike; else empty", default="")
     of_several: bool = column("whether its process uses several devices", default=False)
+    exposed_between_ns: int = column(
+        "exposed communication that was launched between steps; 0 unless most steps are followed by some",
+        default=0,
+        measure=_exposed_between_ns,
+        in_document=False,
+    )
     node: str | None = column(
         "name of the machine", default=None, measure=lambda of: of.rank.trace.node, null="it is not known"
     )
@@ -425,9 +454,14 @@ class TraceOverlap(FrameResult):
         found: list[str] = []
         whole_ns = sum(rank.comm_ns or 0 for rank in self.ranks if rank.communicating_steps)
         outside_ns = sum(rank.outside_of_steps_ns for rank in self.ranks)
-        if outside_ns > (1 - LEAST_IN_STEPS) * whole_ns:
-            share = percent(outside_ns / whole_ns)
-            found.append(Doubt(f"{share} of communication belongs to no step: figures per step leave it out"))
+        exposed_ns = sum(rank.exposed_ns or 0 for rank in self.ranks if rank.communicating_steps)
+        between_ns = sum(rank.exposed_between_ns for rank in self.ranks if rank.exposed_ns is not None)
+        parts = {"communication": (outside_ns, whole_ns), "exposed communication": (between_ns, exposed_ns)}
+        for part, (lost_ns, all_ns) in parts.items():
+            if lost_ns > (1 - LEAST_IN_STEPS) * all_ns:
+                share = percent(lost_ns / all_ns)
+                found.append(Doubt(f"{share} of {part} belongs to no step: figures per step leave it out"))
+                break
         for is_about, text in _NOTES_ABOUT_RANKS if any(rank.marked_steps for rank in self.ranks) else ():
             if about := [rank for rank in self.ranks if is_about(rank)]:
                 names = "" if len(about) == len(self.ranks) else f"{', '.join(rank.name for rank in about)}: "

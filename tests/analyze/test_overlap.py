@@ -13,6 +13,7 @@ from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
 from ddp_prof.analyze.why_unknown import NO_BEGIN, NO_COLLECTIVE, NO_COMMUNICATION, UNNAMED_BACKWARD
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.notes import Doubt
@@ -198,6 +199,33 @@ def test_communication_between_steps_is_told_beside_figures_of_steps(between: st
     told = [note for note in result.step_notes if "belongs to no step" in note]
     assert told == (["25 % of communication belongs to no step: figures per step leave it out"] if is_told else [])
     assert [step.comm_ns for step in only_rank(result).steps] == [4, 2]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_exposed_communication_that_each_step_launches_behind_its_range_is_told(is_told: bool) -> None:
+    """As of ranges that end before the last bucket is reduced: 2.6 % of communication, all that is exposed.
+
+    What follows the last step may be no part of it.
+    """
+    launches, compute, communication = "", "", ""
+    for k, hidden, exposed in ("aAX", "bBY", "cCZ"):
+        behind = exposed if is_told else "."
+        launches += f"{k}{hidden}{38 * '.'}{behind}."
+        compute += f"{40 * k}.."
+        communication += f".{39 * hidden}{behind}."
+    trace = draw_trace(
+        ranges={f"step {index}": 42 * index * "." + 40 * "#" for index in range(3)},
+        launches={"main": launches},
+        streams={7: compute, 9: communication},
+    )
+    result = measure_overlap(trace)
+    told = [note for note in result.step_notes if "belongs to no step" in note]
+    assert told == (
+        ["67 % of exposed communication belongs to no step: figures per step leave it out"] if is_told else []
+    )
+    assert [step.exposed_ns for step in only_rank(result).steps] == [0, 0, 0]
+    (judged,) = check_run(result, Requirements(max_exposed_ns=0)).verdicts
+    assert judged.status == ("unknown" if is_told else "passed")
 
 
 def test_what_is_launched_between_steps_is_not_said_to_cost_them_nothing() -> None:

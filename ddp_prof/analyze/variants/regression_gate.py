@@ -362,6 +362,8 @@ def _times(name: str, rank: RankOverlap) -> OfSteps:
         raise _UnknownFigure(NO_STEPS)
     if sum(step.comm_ns or 0 for step in rank.marked_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
         raise _UnknownFigure("too much of the communication belongs to no step")
+    if rank.exposed_between_ns > (1 - LEAST_IN_STEPS) * (rank.exposed_ns or 0):
+        raise _UnknownFigure("too much of the exposed communication belongs to no step")
     times = [getattr(step, name) for step in rank.communicating_steps]
     if None in times and name == "tail_ns":
         raise _UnknownFigure("steps whose backward is not known: see --backward-range")
