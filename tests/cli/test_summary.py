@@ -1,5 +1,6 @@
 """``ddp-prof TRACE``: the first answer about a run, whose figures are those of the other commands."""
 
+import gzip
 import json
 import os
 import re
@@ -505,6 +506,20 @@ def test_of_several_runs_each_note_is_told_once_with_their_labels(tmp_path: Path
     told = re.findall(".*warm-up.*", run("summary", "--notes", *traces, other).stdout)
     assert told == ["note: naive, overlap: 2 warm-up steps left out"]
     assert "warm-up" not in run("summary", *traces).stdout
+
+
+def test_that_a_gpu_is_shared_is_told_once_where_not_all_files_tell_it(tmp_path: Path) -> None:
+    """It stood there for the run, and again with the names of the files."""
+    ranks = [TRACES / "h200" / "gloo" / f"bucketed_10mb.rank{number}.json.gz" for number in (0, 1)]
+    document = json.loads(gzip.decompress(ranks[1].read_bytes()))
+    document["traceEvents"] = [event for event in document["traceEvents"] if "reduce" not in str(event.get("name"))]
+    document["distributedInfo"] |= {"rank": 2, "world_size": 3}
+    files = [*(tmp_path / rank.name for rank in ranks), tmp_path / "bucketed_10mb.rank2.json.gz"]
+    for rank, file in zip(ranks, files, strict=False):
+        file.write_bytes(rank.read_bytes())
+    files[2].write_bytes(gzip.compress(json.dumps(document).encode()))
+    assert run("summary", *files).stdout.count("shared GPU") == 1
+    assert "bucketed_10mb.rank0.json.gz and 1 more: shared GPU" in run("summary", "--notes", *files).stdout
 
 
 def test_idle_time_is_told_first_where_it_is_the_larger_loss(tmp_path: Path) -> None:

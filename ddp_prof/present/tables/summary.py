@@ -255,8 +255,10 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     levels = result.level_change
     told = {level_change_text(levels)} if levels and result.outliers and not levels.moves_median else set()
     told.update(doubts)
+    of_files = tuple(f": {caveat.value}" for caveat in result.caveats)  # the same, with the files that tell it
     short = {f"{difference}; {meaning}": difference for difference, meaning in differences(result)}
-    doubts += [short.get(note, note) for note in notes if isinstance(note, Doubt) and note not in told]
+    untold = [note for note in notes if note not in told and not note.endswith(of_files)]
+    doubts += [short.get(note, note) for note in untold if isinstance(note, Doubt)]
     profilers = dict.fromkeys(SOURCE_NAMES.get(source, source) for source, *_ in result.recorded_by)
     read = [*_source_facts(result, summary), " and ".join(profilers)]
     why = ("cause", None if summary.reason or run.idle else cause)
