@@ -168,7 +168,7 @@ def _exposed_between_ns(of: RankSource) -> int:
     What a job communicates once, as before or after an evaluation, is no part of its steps.
     """
     rank, events = of.rank, of.rank.events
-    if not rank.has_steps:
+    if not rank.has_steps or not len(rank.steps):  # all of them may be left out
         return 0
     rows = np.flatnonzero(events.category == Category.COMMUNICATION)
     rows = rows[events.step[rows] == UNKNOWN]
