@@ -11,7 +11,7 @@ import click
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.cli.terminal import Output
 from ddp_prof.errors import printable
-from ddp_prof.present.table import TableOptions, TableView, show
+from ddp_prof.present.table import TableOptions, TableView, show, shown_after
 
 
 @click.command("monitor", cls=TraceCommand, reads_traces=False, example="--html course.html monitor/monitor.jsonl")
@@ -27,14 +27,14 @@ def monitor(log: Path, page: Path | None, output: TableOptions) -> None:
 
     loaded = load_log(log)
     view = monitor_view(loaded)
-    show(output, [view])
-    if page:
-        from ddp_prof.atomic_file import protect_files
-        from ddp_prof.present.html.page import write_figure
+    with shown_after(output, [view]):
+        if page:
+            from ddp_prof.atomic_file import protect_files
+            from ddp_prof.present.html.page import write_figure
 
-        with protect_files([log]):
-            title, *more = view.title.splitlines()
-            write_figure(draw_course(loaded), title=title, more=more, page=page)
+            with protect_files([log]):
+                title, *more = view.title.splitlines()
+                write_figure(draw_course(loaded), title=title, more=more, page=page)
 
 
 def logs_among(traces: Sequence[Path]) -> list[Path]:

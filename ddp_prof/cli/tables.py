@@ -14,7 +14,7 @@ from ddp_prof.cli.monitor import logs_among, show_logs_compared
 from ddp_prof.cli.options import Answer, Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable, shell_quote
-from ddp_prof.present.table import TableOptions, TableView, show
+from ddp_prof.present.table import TableOptions, TableView, show, shown_after
 from ddp_prof.runs.run import SUMMARY_RESULTS, Run, are_one_variant, compare_steps, what_changed
 
 if TYPE_CHECKING:
@@ -167,9 +167,9 @@ def collectives(
         raise click.UsageError("--step is the step that --html and --png show: give one of them")
     runs = load.runs_for(traces, output, to_draw=bool(page or png))
     _refuse_to_draw_several(runs, page, png)
-    show(output, _collectives_views(runs, by or ("collective" if output.columns else None)))
-    if page or png:
-        _draw_step(runs[0], step, page, png)
+    with shown_after(output, _collectives_views(runs, by or ("collective" if output.columns else None))):
+        if page or png:
+            _draw_step(runs[0], step, page, png)
 
 
 def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) -> None:
@@ -266,17 +266,26 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
     """
     runs = load.runs_for(traces, output)
     _refuse_to_draw_several(runs, page, png)
-    show(output, _skew_views(runs))
-    if page or png:
-        from ddp_prof.present.charts.collectives import draw_skew
-        from ddp_prof.present.html.page import write_figure
-        from ddp_prof.present.skew_headlines import skew_headline
+    with shown_after(output, _skew_views(runs)):
+        if page or png:
+            _draw_skew(runs[0], page, png)
 
-        result = runs[0].skew()
-        if result.reason:
-            raise TraceError(runs[0].analysis().trace, result.reason, "without that there is nothing to draw")
-        figure = draw_skew(runs[0].analysis(), result)
-        write_figure(figure, title=skew_headline(result).claim, page=page, picture=png)
+
+def _draw_skew(run: Run, page: Path | None, png: Path | None) -> None:
+    """Draw which rank arrives last as a page, a picture, or both.
+
+    Raises:
+        TraceError: The skew is not known.
+    """
+    from ddp_prof.present.charts.collectives import draw_skew
+    from ddp_prof.present.html.page import write_figure
+    from ddp_prof.present.skew_headlines import skew_headline
+
+    result = run.skew()
+    if result.reason:
+        raise TraceError(run.analysis().trace, result.reason, "without that there is nothing to draw")
+    figure = draw_skew(run.analysis(), result)
+    write_figure(figure, title=skew_headline(result).claim, page=page, picture=png)
 
 
 _KERNEL_TABLES = ("kernels", "hidden", "idle")
@@ -384,19 +393,20 @@ def compare(
         from ddp_prof.present.tables.compare import readable_rows, waterfall_notes, waterfall_rows
 
         notes = [*waterfall_notes(changes, summaries), *notes_of_runs([run.overlap() for run in runs])]
-        show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])
+        views = [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))]
     else:
         from ddp_prof.present.tables.compare import unchanged_notes
 
         if len(runs) == 2 and are_one_variant(runs) and not changed.parts:
             view = replace(view, notes=[*view.notes, *unchanged_notes(changes)])
-        show(output, _with_changes(view, runs, changed, summaries, output))
-    if page or png:
-        from ddp_prof.present.charts.comparison import draw_waterfall
-        from ddp_prof.present.html.page import write_figure
+        views = _with_changes(view, runs, changed, summaries, output)
+    with shown_after(output, views):
+        if page or png:
+            from ddp_prof.present.charts.comparison import draw_waterfall
+            from ddp_prof.present.html.page import write_figure
 
-        title = "What each variant changed in the step"
-        write_figure(draw_waterfall(changes, summaries), title=title, page=page, picture=png)
+            title = "What each variant changed in the step"
+            write_figure(draw_waterfall(changes, summaries), title=title, page=page, picture=png)
 
 
 def _compared(runs: list[Run]) -> Sequence[VariantSummary]:

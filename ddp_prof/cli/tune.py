@@ -16,7 +16,7 @@ import click
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.cli.terminal import Output, complete_file, is_quiet, say
 from ddp_prof.errors import DdpProfError, UsageError, WorkloadError
-from ddp_prof.present.table import TableOptions, show
+from ddp_prof.present.table import TableOptions, show, shown_after
 
 if TYPE_CHECKING:
     from ddp_prof.tune.candidates import Candidates
@@ -335,6 +335,6 @@ def _show(result: Tuning, because: Why | None, page: Path | None, output: TableO
         views.append(why_view(because))
     if because and output.form in {"table", "json"}:
         views += comparison_views([*because.runs], output)
-    show(output, views)
-    if page:
-        write_tuning_page(result, page, because)
+    with shown_after(output, views):
+        if page:
+            write_tuning_page(result, page, because)

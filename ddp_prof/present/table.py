@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, overload
@@ -339,6 +340,20 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
     if not options.quiet:
         why_empty = [": ".join(view.title.splitlines()) for view in views if not view.rows]
         sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*why_empty, *itertools.chain(*own), *shared])
+
+
+@contextmanager
+def shown_after(options: TableOptions, views: Sequence[TableView]) -> Iterator[None]:
+    """Show the views after the block, which writes files: whoever reads them may close the pipe (``| head -1``).
+
+    If a file cannot be written, they are shown before the error.
+    """
+    try:
+        yield
+    except Exception:
+        show(options, views)
+        raise
+    show(options, views)
 
 
 def _one_table(tables: Sequence[Sequence[Row]]) -> Sequence[Row]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 import ddp_prof.cli
 from ddp_prof.atomic_file import atomic_write
+from ddp_prof.present import table
 from tests.benchmark.results_factory import study_like
 from tests.command_line import run
 from tests.ingest.test_hostile import ESCAPE, contents, journal
 from tests.ingest.test_nsys_export import known_truth
 from tests.ingest.test_nsys_table_folder import write_tables
+from tests.monitor.records import record, write_log
 from tests.night import of_which_the_gate_keeps
 from tests.nsys_factory import write_capture
 
@@ -256,3 +260,18 @@ def test_commands_print_by_one_function_alone() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print", "click.secho")
     ]
     assert set(found) == {"terminal.py"}
+
+
+@pytest.mark.parametrize("command", ["collectives", "skew", "compare", "monitor"])
+def test_a_page_is_written_before_the_first_line_is_printed(command: str, folder: Path) -> None:
+    """``| head -1`` closes the pipe, which ended the command before it wrote the page."""
+    read = [write_log(folder, [record(1)])] if command == "monitor" else sorted(folder.glob("run.rank*.sqlite"))
+    with patch.object(table, "show", side_effect=OSError(errno.EPIPE, "closed")):
+        assert run(command, *read, "--html", folder / "x.html").exit_code == 1
+    assert (folder / "x.html").stat().st_size > 10_000
+
+
+def test_where_a_page_cannot_be_written_the_answer_is_printed_before_the_error(folder: Path) -> None:
+    done = run("monitor", log := write_log(folder, [record(1)]), "--html", log)
+    assert "No change found in 1 measurement" in done.stdout
+    assert done.exit_code == 1
