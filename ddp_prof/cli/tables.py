@@ -377,7 +377,8 @@ def compare(
     turns.db beside the traces, else from the captures. The waterfall leads from naive to flat, overlap and
     bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
     one variant, such as before and after a change, a second table shows what changed beyond their spread, and which
-    collective changed most. For several monitor.jsonl, the medians over their measurements are compared.
+    collective changed most. For several monitor.jsonl, the medians over their measurements are compared, of each since
+    its step last changed.
     """
     if logs := logs_among(traces):
         if waterfall or page or png:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ddp_prof.analyze.statistics import StepFigure, half_width_of_change, median_of_steps
 from ddp_prof.columns import Row, milliseconds
-from ddp_prof.monitor.log import MonitorLog, find_other_job
+from ddp_prof.errors import printable
+from ddp_prof.monitor.course import find_changes
+from ddp_prof.monitor.log import MonitorLog, count_jobs_at_once, find_other_job
 from ddp_prof.monitor.record import reason_without
 from ddp_prof.present.columns import ms
 from ddp_prof.present.table import SCHEMA, Document, TableView
@@ -107,18 +110,41 @@ def _first(pair: tuple[float, Any]) -> float:
     return pair[0]
 
 
+@dataclass(frozen=True)
+class _Level:
+    """What of a log is compared.
+
+    Attributes:
+        log: The log with these measurements alone: those since its step last changed, all if it did not, and none where
+            several jobs wrote it at once. A median over measurements of two levels would stand for neither.
+        why: Why it has not all measurements; empty if it has.
+        step: The median step.
+    """
+
+    log: MonitorLog
+    why: str
+    step: StepFigure | None
+
+    @property
+    def name(self) -> str:
+        """The file and, if earlier measurements are left out, the first step that is not."""
+        since = f" from step {self.log.records[0]['step']} on" if self.why and self.log.records else ""
+        return f"{self.log.file}{since}"
+
+
 def compare_logs(logs: Sequence[MonitorLog]) -> TableView:
     """Return a table with a row per log: medians over its measurements; and whether its step differs from the first's.
 
-    The interval of a median is that of the bootstrap over measurements (:mod:`ddp_prof.analyze.statistics`).
+    Of a log whose step changed, the measurements since the last change count. The interval of a median is that of the
+    bootstrap over measurements (:mod:`ddp_prof.analyze.statistics`).
     """
-    rows, figures, medians = list[Row](), list[Document](), list[StepFigure | None]()
-    for log in logs:
-        medians.append(median_of_steps([_known(log, "step_ns")]))
-        row: Row = {"run": str(log.file), "measurements": len(log.records)}
+    levels = [_last_level(log) for log in logs]
+    rows, figures = list[Row](), list[Document]()
+    for level in levels:
+        row: Row = {"run": str(level.log.file), "measurements": len(level.log.records)}
         of_log: Document = {}
         for figure in _COMPARED:
-            found = median_of_steps([_known(log, figure)])
+            found = level.step if figure == "step_ns" else median_of_steps([_known(level.log, figure)])
             of_log[figure] = round(found.value) if found else None
             row[figure.replace("_ns", "_ms")] = ms(of_log[figure])
             if figure == "step_ns":
@@ -126,25 +152,46 @@ def compare_logs(logs: Sequence[MonitorLog]) -> TableView:
                 of_log["step_half_width_ns"] = None if half is None else round(half)
                 row["step_±_ms"] = ms(of_log["step_half_width_ns"])
         rows.append(row)
-        figures.append({**row, **of_log})
-    said = [_difference(logs[0], medians[0], log, found) for log, found in zip(logs[1:], medians[1:], strict=True)]
+        since = level.log.records[0]["step"] if level.why and level.log.records else None
+        figures.append({**row, **of_log, "since_step": since})
+    said = [printable(_difference(levels[0], level)) for level in levels[1:]]
     notes = [
         *[note for log in logs for note in log.notes],
+        *[printable(f"{level.log.file}: {level.why}") for level in levels if level.why],
         "medians over measurements; jobs that ran at different times differ by the machine, too",
     ]
     document = {"schema": SCHEMA, "logs": figures, "differences": said, "warnings": notes}
     return TableView("\n".join(said), rows, notes, document)
 
 
+def _last_level(log: MonitorLog) -> _Level:
+    """Return the measurements of a log that are compared."""
+    records, why = log.records, ""
+    changes = [change for change in find_changes(records) if change.figure == "step_ns"]
+    if jobs := count_jobs_at_once(records):
+        records, why = (), f"{jobs} jobs wrote it at the same time: no figure is that of one job"
+    elif changes:
+        *_, last = changes
+        records = records[last.position :]
+        change = f"{milliseconds(last.before_ns)} -> {milliseconds(last.after_ns)}"
+        why = (
+            f"its step changed, last from step {records[0]['step']} on ({change}): its figures are those from there on"
+        )
+    level = MonitorLog(log.file, records, log.notes)
+    return _Level(level, why, median_of_steps([_known(level, "step_ns")]))
+
+
 def _known(log: MonitorLog, figure: str) -> list[int]:
     return [record[figure] for record in log.records if record.get(figure) is not None]
 
 
-def _difference(first: MonitorLog, before: StepFigure | None, log: MonitorLog, after: StepFigure | None) -> str:
-    """Return a sentence on how the median step of ``log`` (``after``) differs from that of ``first`` (``before``)."""
-    names = f"{log.file} against {first.file}"
-    if differs := find_other_job(log.records, first.records):
+def _difference(first: _Level, other: _Level) -> str:
+    """Return a sentence on how the median step of a log differs from that of the first one."""
+    names, before, after = f"{other.name} against {first.name}", first.step, other.step
+    if differs := find_other_job(other.log.records, first.log.records):
         return f"{names}: not compared: these are other jobs, {differs}"
+    if mixed := next((level for level in (first, other) if not level.log.records), None):
+        return f"{names}: not compared: several jobs wrote {mixed.log.file} at the same time"
     if before is None or after is None or before.half_width is None or after.half_width is None:
         return f"{names}: cannot be told: too few measurements"
     change = after.value - before.value

@@ -220,6 +220,28 @@ def test_compare_tells_a_difference_beyond_both_intervals_only(tmp_path: Path) -
     assert "steps are longer by 10.0 ms" in said.splitlines()[1]
 
 
+def test_of_a_log_whose_step_changed_what_came_since_is_compared(tmp_path: Path) -> None:
+    """Medians were of both levels: 'steps are longer by 50.0 ms ± 46.6 ms', though those at the end differ by 5."""
+    first = write_log(tmp_path, courses("......########", 30, 100, "step"), "first.jsonl")
+    second = write_log(tmp_path, courses("..........##########", 31, 105, "step"), "second.jsonl")
+    (said,) = (document := json.loads(run("compare", first, second, "--format", "json").stdout))["differences"]
+    names = f"{second} from step 10000 on against {first} from step 6000 on"
+    assert said.startswith(f"{names}: steps are longer by 5.0")
+    assert [(one["measurements"], one["since_step"]) for one in document["logs"]] == [(8, 6000), (10, 10000)]
+    (told,) = [note for note in document["warnings"] if note.startswith(str(first))]
+    assert "its step changed, last from step 6000 on (30.0 ms -> 100" in told
+
+
+def test_a_log_of_several_jobs_at_once_is_not_compared(tmp_path: Path) -> None:
+    """Half of its measurements were of another job; 'ddp-prof monitor' told so, and compare took their median."""
+    records = courses("............", 50, 0, "step")
+    alone = write_log(tmp_path, records, "alone.jsonl")
+    mixed = [{**one, "started": f"2026-11-26T09:00:0{at % 2}+00:00"} for at, one in enumerate(records)]
+    both = write_log(tmp_path, mixed, "both.jsonl")
+    said = run("compare", alone, both).stdout
+    assert said.startswith(f"{both} against {alone}: not compared: several jobs wrote {both} at the same time")
+
+
 def test_the_page_is_written_and_the_log_is_safe(tmp_path: Path) -> None:
     log = write_log(tmp_path, courses("......########", 10, 30))
     before = log.read_bytes()
