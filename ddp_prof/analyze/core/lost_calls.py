@@ -10,7 +10,8 @@ to be lost if
 - it has work whose number lies between those of its calls and is that of none, and launches less than any other, or
 - it has fewer nodes of CUDA graphs than most steps that launch as much, or
 - it lacks some of what most steps launch, where the numbers of its calls jump as far as over it in those steps, or
-- nothing that communicates was launched in a range of a collective, although it is in most ranges of that name.
+- nothing that communicates was launched in a range of a collective, although it is in most ranges of that name, or
+- that is so in many other steps, here and there, so that of all launches as large a share is lost.
 
 Where the numbers of its calls tell that none was lost, a step counts all the same: see :mod:`.call_numbers`.
 """
@@ -54,6 +55,15 @@ _MOST_COMPARED = 64
 
 _MOST_WITH_LOSSES = 8
 """The same where these may lack some as well."""
+
+_MANY = 0.25
+"""Smallest fraction of the steps that lack some collectives, for the others to lack launches as well."""
+
+_SURELY_SOME = 3
+"""Smallest number of launches that a step is expected to lack: the chance that it lacks none is 5 % (``exp(-3)``)."""
+
+_AS_NEAR = 2
+"""Other launches are as near to a lost collective if the time without them is at most so many times that of others."""
 
 GROUP_END = "ncclGroupEnd"
 """NCCL's call that launches the collectives of a group."""
@@ -160,8 +170,10 @@ class LostCalls:
 def find_lost_calls(launches: StepLaunches, phases: Phases) -> LostCalls:
     """Return which steps seem to lack calls, with what these launched."""
     is_silent = _find_silent_steps(launches)
-    ranges, silent_ranges = _count_silent_ranges(launches)
+    ranges, silent_ranges, are_apart = _count_silent_ranges(launches)
     is_partial = silent_ranges > 0
+    if are_apart:
+        is_partial |= _lack_as_much_as_others(launches.counts, ranges, silent_ranges)
     is_partial |= _launch_less_beside_silent(launches.counts, is_silent)
     is_partial |= _lack_phases(launches, phases, is_silent)
     is_partial |= _are_cut_off(launches)
@@ -442,8 +454,27 @@ def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: In
     return lacking > 0 and 2 * lacking > len(usual) - len(names) and unusual <= most_unusual
 
 
-def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints]:
-    """Return how many ranges of collectives each step has, and in how many of them a collective seems to be lost.
+def _lack_as_much_as_others(counts: Ints, ranges: Ints, silent_ranges: Ints) -> Mask:
+    """Return which steps must lack launches because many others lack collectives here and there.
+
+    Only of ranges of collectives it is known what each must launch. If launches are lost at random, and nothing was
+    launched in s of r such ranges, a step with n launches lacks about n s / r of them, whether or not its collectives
+    are among these.
+    """
+    launching = counts > 0
+    lacking = launching & (silent_ranges > 0) & (silent_ranges < ranges)
+    if lacking.sum() < max(LEAST_ALIKE, _MANY * launching.sum()):
+        return np.zeros(len(counts), np.bool_)
+    share = silent_ranges[launching].sum() / ranges[launching].sum()
+    found: Mask = launching & (share * counts >= _SURELY_SOME)
+    return found
+
+
+def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
+    """Return how many ranges of collectives each step has, in how many of them a collective seems to be lost, and how.
+
+    They are lost one by one (``True``) if other launches were recorded as near to them as to other collectives, not
+    with all that was launched meanwhile.
 
     Nothing that communicates was launched in these, although it was in most ranges of that name, or in all of them in
     some steps, and in none in others::
@@ -465,7 +496,7 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints]:
     of_step = steps.index_at(spans.start_ns[rows])
     ranges = np.bincount(of_step, minlength=len(steps))
     if not len(rows):
-        return ranges, silent
+        return ranges, silent, False
     activities = trace.activities
     communicates = (activities.process == process) & (activities.category == Category.COMMUNICATION)
     calls = np.unique(trace.launching_calls[communicates & (trace.launching_calls != UNKNOWN)])
@@ -479,7 +510,7 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints]:
     # A collective whose call was lost may have been launched in any of these ranges between its neighbours.
     unlaunched = select(launches.unlaunched, communicates[launches.unlaunched.activity])
     launched |= unlaunched.count_possible(spans.start_ns[rows], spans.end_ns[rows]) > 0
-    names = np.array([name_of[name_id] for name_id in spans.name_id[rows].tolist()])
+    names, is_lost = np.array([name_of[name_id] for name_id in spans.name_id[rows].tolist()]), np.zeros_like(launched)
     for name in sorted(set(names.tolist())):
         own = names == name
         of_name, without = (np.bincount(of_step[which], minlength=len(steps)) for which in (own, own & ~launched))
@@ -489,7 +520,17 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints]:
             fewest = in_each.min()
             usual = fewest if 2 * (in_each == fewest).sum() > len(in_each) else 0
             silent += np.where(without > usual, without, 0)
-    return ranges, silent
+            is_lost |= own & ~launched & (without > usual)[of_step]
+    # How long no launch was recorded around each range. `around`: the launches before and behind it.
+    around = (
+        np.searchsorted(launches.launch_ns, spans.start_ns[rows]) - 1,
+        np.searchsorted(launches.launch_ns, spans.end_ns[rows]),
+    )
+    is_known = (around[0] >= 0) & (around[1] < len(launches.launch_ns))
+    apart_ns = np.subtract(*(launches.launch_ns[at[is_known]] for at in reversed(around)))
+    lost, others = apart_ns[is_lost[is_known]], apart_ns[launched[is_known]]
+    are_apart = len(lost) > 0 and len(others) > 0 and np.median(lost) <= _AS_NEAR * np.median(others)
+    return ranges, silent, bool(are_apart)
 
 
 def names_of_collectives(trace: Trace) -> dict[int, str]:
