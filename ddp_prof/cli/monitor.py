@@ -40,10 +40,12 @@ def monitor(log: Path, page: Path | None, output: TableOptions) -> None:
 def logs_among(traces: Sequence[Path]) -> list[Path]:
     """Return the logs of monitors among the arguments of a command that takes either logs or traces.
 
+    A log may have been rotated: ``monitor.jsonl.1``, ``monitor.jsonl-20261126``.
+
     Raises:
         click.UsageError: There are both.
     """
-    logs = [trace for trace in traces if trace.suffix == ".jsonl"]
+    logs = [trace for trace in traces if ".jsonl" in trace.name]
     if logs and len(logs) < len(traces):
         raise click.UsageError(f"{logs[0]} is the log of a monitor, and the others are traces: give one kind")
     return logs

@@ -187,7 +187,7 @@ def _made_by_us(path: Path, head: bytes) -> tuple[str, str] | None:
     """Return what a file is that ddp-prof or a job with its monitor wrote, and what to do with it; else ``None``."""
     if path.name.endswith(SUFFIX):
         return "the description of a run, which holds no events", "give the trace that lies beside it"
-    if path.suffix == ".jsonl" and b'"schema"' in head:
+    if ".jsonl" in path.name and b'"schema"' in head:
         return "the log of a monitor, which holds no events", "read it with 'ddp-prof monitor'"
     if head.lstrip()[:15].lower() == b"<!doctype html>":
         return "a page", "open it in a browser, or give the trace that it was made of"

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import ValidationError, convert
+from msgspec import Meta, ValidationError, convert
 
 from ddp_prof.annotate.monitor_format import LOG_NAME, first_step
 from ddp_prof.bounded_file import read_at_most
+from ddp_prof.columns import count_noun
 from ddp_prof.errors import TraceError, printable
+from ddp_prof.file_kinds import GZIP
 from ddp_prof.monitor.record import SCHEMA
 
 MOST_BYTES = 2**30
 _WAY_OUT = f"give the {LOG_NAME} of a job with annotate.Monitor, or of 'ddp-prof capture --every'"
+
+_MOST = 2**62
+"""No number of a record is as large; larger ones do not fit into the arrays in which they are compared."""
+_Number = Annotated[float, Meta(gt=-_MOST, lt=_MOST)]
+_Length = Annotated[float, Meta(ge=0, lt=_MOST)]
 
 
 @dataclass
@@ -24,11 +32,11 @@ class _OfRank:
     """What is read of a rank's figures."""
 
     rank: int | None
-    overlap_ratio: float | None
-    exposed_ns: float | None
-    tail_ns: float | None
-    blocking_ns: float | None
-    lag_ns: float | None
+    overlap_ratio: _Number | None
+    exposed_ns: _Length | None
+    tail_ns: _Length | None
+    blocking_ns: _Length | None
+    lag_ns: _Number | None
 
 
 @dataclass
@@ -36,7 +44,7 @@ class _Late:
     """What is read of the rank that arrives last."""
 
     rank: int
-    lag_ns: float
+    lag_ns: _Number
     steps: int
     of_steps: int
 
@@ -46,19 +54,19 @@ class _Record:
     """What a record must hold to be read, and the types of what it may hold."""
 
     schema: int
-    step: int
+    step: Annotated[int, Meta(ge=0, lt=_MOST)]
     time: str
     text: str
-    step_ns: float | None
-    exposed_ns: float | None
+    step_ns: _Length | None
+    exposed_ns: _Length | None
     by_rank: list[_OfRank]
-    communicating_step_ns: float | None = None
-    comm_ns: float | None = None
-    overlapped_ns: float | None = None
-    blocking_ns: float | None = None
-    contention_ns: float | None = None
-    schedule_gain_ns: float | None = None
-    overlap_ratio: float | None = None
+    communicating_step_ns: _Length | None = None
+    comm_ns: _Length | None = None
+    overlapped_ns: _Length | None = None
+    blocking_ns: _Length | None = None
+    contention_ns: _Number | None = None
+    schedule_gain_ns: _Number | None = None
+    overlap_ratio: _Number | None = None
     late: _Late | None = None
     finding: dict[str, Any] | None = None
     failed: list[str] | None = None
@@ -97,8 +105,12 @@ def load_log(file: Path) -> MonitorLog:
     except OSError as error:
         way_out = "check the path" if isinstance(error, FileNotFoundError) else _WAY_OUT
         raise TraceError(file, error.strerror or str(error), way_out) from error
+    if content.startswith(GZIP):
+        raise TraceError(file, "compressed by gzip", "unpack it first, as by gunzip")
     records, unread = [], 0
-    for line in filter(str.strip, content.decode("utf-8", "replace").splitlines()):
+    lines = list(filter(str.strip, content.decode("utf-8-sig", "replace").splitlines()))  # an editor may add a mark
+    distinct = dict.fromkeys(lines)  # no two measurements have one line: parts of a log were joined that overlap
+    for line in distinct:
         record = _record_in(line)
         if record is None:
             unread += 1
@@ -106,9 +118,14 @@ def load_log(file: Path) -> MonitorLog:
             records.append(record)
     if not records:
         raise TraceError(file, "it holds no record of a monitor", _WAY_OUT)
-    what = f"{unread} line{'s' * (unread != 1)} without a record of a monitor: cut off, or of another version"
-    notes = (printable(f"{file}: left out {what}"),) if unread else ()
-    return MonitorLog(file, tuple(records), notes)
+    left_out = {
+        "without a record of a monitor: cut off, or of another version": unread,
+        "that the log has already": len(lines) - len(distinct),
+    }
+    notes = [
+        printable(f"{file}: left out {count_noun(count, 'line')} {why}") for why, count in left_out.items() if count
+    ]
+    return MonitorLog(file, tuple(records), tuple(notes))
 
 
 _OF_A_JOB = {"ranks": "world_size", "device": "device"}
@@ -147,8 +164,15 @@ def count_jobs_at_once(records: Sequence[Mapping[str, Any]]) -> int:
 def _record_in(line: str) -> dict[str, Any] | None:
     """Return the record in a line; ``None`` if there is none, or it does not hold what is read of it."""
     try:
-        record: dict[str, Any] = json.loads(line)
+        record: dict[str, Any] = json.loads(line, parse_float=_finite, parse_constant=_finite)
         convert(record, _Record)
     except (ValueError, ValidationError, RecursionError):  # of msgspec 0.18 it is no ValueError
         return None
     return record if record["schema"] == SCHEMA else None
+
+
+def _finite(text: str) -> float:
+    """Return a number; raise ValueError if it is none, or infinite, which no JSON for other programs may hold."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number

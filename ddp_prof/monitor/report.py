@@ -68,7 +68,7 @@ def monitor_view(log: MonitorLog) -> TableView:
         ],
         "warnings": list(log.notes),
     }
-    notes = [*log.notes, *_starts(log.records), *_costs(log.records), HOW_TO_READ]
+    notes = [*log.notes, *_starts(log.records), *_clocks(log.records), *_costs(log.records), HOW_TO_READ]
     rows = list(map(_row, log.records))
     return TableView("\n".join(map(printable, said)), rows, notes, document, readable_times(rows))
 
@@ -145,6 +145,14 @@ def _starts(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         shown = ", ".join(f"at step {at['step']} ({shown_time(at['time'])})" for at in first)
         more = f", and {len(restarts) - _MOST_SHOWN} more" if len(restarts) > _MOST_SHOWN else ""
         yield printable(f"started again {count_noun(len(restarts), 'time')}, measured from there on: {shown}{more}")
+
+
+def _clocks(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a note on the first measurement that is older than the one before it, if there is one."""
+    back = [after for before, after in pairwise(records) if after["time"] < before["time"]]  # of one format
+    for at in back[:1]:
+        where = f"at step {at['step']} ({shown_time(at['time'])})"
+        yield printable(f"time goes back {where}: parts of a log in another order, or a clock that was set")
 
 
 def _with_gaps(values: Sequence[Any], restarts: Sequence[int]) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,19 @@ def test_a_line_that_was_not_written_to_its_end_is_left_out_with_a_note(tmp_path
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"by_rank": None}, {"by_rank": [{"rank": 0}]}, {"step": "x"}, {"step_ns": "12"}, {"late": 7}, {"failed": 3}],
+    [
+        {"by_rank": None},
+        {"by_rank": [{"rank": 0}]},
+        {"step": "x"},
+        {"step_ns": "12"},
+        {"late": 7},
+        {"failed": 3},
+        {"step_ns": math.nan},
+        {"step_ns": -5},
+        {"exposed_ns": math.inf},
+        {"step": 2**70},
+        {"overhead_ns": math.nan},
+    ],
 )
 def test_a_record_without_what_is_read_of_it_is_left_out(wrong: dict[str, Any], tmp_path: Path) -> None:
     """``check`` of a log whose ranks were cut out ended with a traceback."""
@@ -37,6 +51,26 @@ def test_a_record_without_what_is_read_of_it_is_left_out(wrong: dict[str, Any], 
     for command in (["monitor", log], ["check", "--max-exposed-ms", "15", log], ["compare", log, log]):
         done = run(*command)
         assert (done.exit_code, "left out 1 line" in done.stdout + done.stderr) == (0, True)
+    assert len(json.loads(run("monitor", log, "--format", "json").stdout)["measurements"]) == 1
+
+
+def test_a_log_that_was_rotated_joined_or_edited_is_read(tmp_path: Path) -> None:
+    """``monitor.jsonl.1`` was taken for a trace; a measurement that was there twice was 'started again'."""
+    older, newer = courses("............", 30, 0, "step"), courses("............############", 30, 60, "step")[8:]
+    rotated, log = write_log(tmp_path, older, "monitor.jsonl.1"), write_log(tmp_path, newer)
+    assert "steps are longer by 30.0 ms" in run("compare", rotated, log).stdout
+    assert run("check", "--max-exposed-ms", "15", rotated).exit_code == 0
+    (joined := tmp_path / "joined.jsonl").write_text(f"\ufeff{rotated.read_text()}{log.read_text()}")
+    view = monitor_view(load_log(joined))
+    assert view.title.startswith("From step 12000 on")
+    assert [note for note in view.notes if "again" in note or "left out" in note] == [
+        f"{joined}: left out 4 lines that the log has already"
+    ]
+    joined.write_text(log.read_text() + rotated.read_text())
+    back = "time goes back at step 0 (2026-11-26 10:00:00Z): parts of a log in another order, or a clock that was set"
+    assert back in monitor_view(load_log(joined)).notes
+    joined.write_bytes(gzip.compress(log.read_bytes()))
+    assert run("monitor", joined).stderr == f"Error: {joined}: compressed by gzip: unpack it first, as by gunzip\n"
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", "\x00\xff", "{" * 100_000, '{"schema": 2, "step": 1}\n'])
