@@ -14,7 +14,7 @@ from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
 from tests.measuring import results_of
 
-ORIGINS = range(-60, 1)
+ORIGINS = range(-45, 1)
 """Each instant of the picture is once the one at -1, once that at 0."""
 
 

@@ -202,11 +202,11 @@ def test_no_model_without_messages() -> None:
 
 
 def test_the_fastest_and_the_slowest_of_equal_sizes_seldom_differ() -> None:
-    """They are chosen by what is compared then: of 60 sweeps of equal sizes 15 had a sentence."""
+    """They are chosen by what is compared then: of 30 sweeps of equal sizes 10 had a sentence."""
     sentences = 0
-    for seed in range(60):
+    for seed in range(30):
         sweep = Sweep(noise=0.02, repeats=6, seed=seed)
         for size, context in product((1, 10, 100, 1000), (32, 64, 128)):
             sweep.add("bucketed", 100, 20, bucket=size, work=(2, context))
         sentences += sum(bool(one.text) for one in testbed_of(sweep).observations if one.before.startswith("bucketed"))
-    assert sentences <= 6
+    assert sentences <= 4
