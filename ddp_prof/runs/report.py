@@ -238,7 +238,7 @@ def _measure_kernels(ranks: Sequence[RankEvents], measures: Collection[str]) -> 
 _OF_A_RANK = {
     "device use": "kernels.device_use:measure_rank_use",
     "critical": "critical.critical_path:find_rank_work",
-    "facts": "doctor.evidence:measure_facts",
+    "facts": "doctor.rank_facts:measure_facts",
     "structure": "what_if.structure:find_structure",
 }
 """The functions of ``ddp_prof.analyze`` that measure a rank; each is imported on first use."""

@@ -19,7 +19,8 @@ from ddp_prof.analyze.cost import measure_run_cost
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.doctor import diagnose_run
-from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence, measure_facts
+from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence
+from ddp_prof.analyze.doctor.rank_facts import measure_facts
 from ddp_prof.analyze.kernels.contention import measure_contention
 from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks

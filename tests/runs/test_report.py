@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.analyze.core import trace_ranks
-from ddp_prof.analyze.doctor import evidence
+from ddp_prof.analyze.doctor import rank_facts
 from ddp_prof.analyze.kernels import kernel_times
 from ddp_prof.errors import TraceError
 from ddp_prof.runs import report
@@ -28,7 +28,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("command", "module", "name"),
     [(command, kernel_times, "find_kernel_runs") for command in ("overlap", "summary", "kernels")]
-    + [("summary", evidence, "measure_facts")]
+    + [("summary", rank_facts, "measure_facts")]
     + [("overlap", trace_ranks, "find_dependencies")],
 )
 @pytest.mark.parametrize(

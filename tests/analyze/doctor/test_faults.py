@@ -9,8 +9,8 @@ import pytest
 
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.doctor import Diagnosis
-from ddp_prof.analyze.doctor.evidence import measure_facts
 from ddp_prof.analyze.doctor.gradients import median_or_zero
+from ddp_prof.analyze.doctor.rank_facts import measure_facts
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.tables.doctor import doctor_view
 from ddp_prof.run_config import FAULTS

@@ -21,9 +21,10 @@ from ddp_prof.analyze.critical.what_if import Gain, WhatIf
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run, gains
 from ddp_prof.analyze.doctor.buckets import bucket_copies
 from ddp_prof.analyze.doctor.communication import _reduction_couples_all
-from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
+from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence
 from ddp_prof.analyze.doctor.gains import NO_QUEUE
 from ddp_prof.analyze.doctor.hosts import host_sync, straggler
+from ddp_prof.analyze.doctor.rank_facts import measure_facts
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.root_cause import find_root_cause

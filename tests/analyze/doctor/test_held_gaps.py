@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.attribution import Events
-from ddp_prof.analyze.doctor.evidence import LAUNCHED_AHEAD_NS, _held_gaps, _union_of
+from ddp_prof.analyze.doctor.rank_facts import LAUNCHED_AHEAD_NS, _held_gaps, _union_of
 from ddp_prof.table import fill
 from ddp_prof.trace import NO_TIME, Ints
 
