@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ddp_prof.capture.job import injection, profile_command, visible_gpus
 from ddp_prof.capture.processes import scratch_folder
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys
+from tests.night import of_which_the_gate_keeps
 
 ALWAYS = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true", "--output=x/flat"]
 CPU: dict[str, Any] = {"traces_cuda": False, "capture_range": "cudaProfilerApi", "samples_gpus": True}
@@ -187,12 +189,18 @@ def test_a_program_that_first_asks_whether_there_is_a_torch_is_marked_once(
 TRY = json.dumps({"is_recorded": False, "folder": ".", "warmup": 1, "steps": 1, "ddp": {}, "fsdp": {}})
 
 
-@pytest.mark.parametrize("first", ["annotate.Monitor", "annotate.instrument()"])
-@pytest.mark.parametrize(("module", "variables"), [("unattended", {}), ("trial", {"DDP_PROF_TRIAL": TRY})])
-def test_a_program_that_uses_ddp_prof_before_it_imports_torch_is_marked(
-    first: str, module: str, variables: dict[str, str]
-) -> None:
-    environ = os.environ | injection(os.environ) | variables
+MARKING = {"unattended": {}, "trial": {"DDP_PROF_TRIAL": TRY}}
+
+
+@pytest.mark.parametrize(
+    ("first", "module"),
+    of_which_the_gate_keeps(
+        [("annotate.Monitor", "unattended"), ("annotate.instrument()", "trial")],  # each imports torch for seconds
+        product(["annotate.Monitor", "annotate.instrument()"], MARKING),
+    ),
+)
+def test_a_program_that_uses_ddp_prof_before_it_imports_torch_is_marked(first: str, module: str) -> None:
+    environ = os.environ | injection(os.environ) | MARKING[module]
     program = f"import sys; from ddp_prof import annotate; {first}; print('ddp_prof.annotate.{module}' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("True\n", "")

@@ -89,19 +89,19 @@ def test_chance_is_as_seldom_taken_for_a_change_of_any_of_the_figures(length: in
     assert taken <= 5  # 1 % of 120 is 1.2; more than 5 has a probability of 0.2 %
 
 
-@pytest.mark.parametrize(("like", "most"), [(0.3, 3), (0.6, 8)])
+@pytest.mark.parametrize(("like", "most"), [(0.3, 2), (0.6, 4)])
 def test_measurements_that_resemble_the_one_before_are_no_change(like: float, most: int) -> None:
-    """As beside programs that come and go: of 40 such courses 24 showed a change at a correlation of 0.6."""
+    """As beside programs that come and go: of 20 such courses 12 showed a change at a correlation of 0.6."""
     generator = np.random.default_rng(3)
     taken = found = 0
-    for _ in range(40):
+    for _ in range(20):
         values = generator.normal(0, 1, 60)
         for at in range(1, 60):
             values[at] = like * values[at - 1] + np.sqrt(1 - like**2) * values[at]
         taken += bool(find_bounds(values.tolist()))
         found += any(abs(at - 30) <= 3 for at in find_bounds((values + 6 * (np.arange(60) >= 30)).tolist()))
     assert taken <= most
-    assert found >= 30
+    assert found >= 15
 
 
 def test_a_long_course_is_put_together_first() -> None:
