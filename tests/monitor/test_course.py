@@ -145,10 +145,10 @@ def test_in_a_stretch_between_changes_the_lag_tells_the_rank(lag: float, rank: i
 
 
 def test_lags_that_resemble_the_one_before_make_no_late_rank_of_a_stretch() -> None:
-    """Equal ranks, at a correlation of 0.6: without this, 41 of 60 courses had a late rank in the stretch."""
+    """Equal ranks, at a correlation of 0.6: without this, 6 of 10 courses had a late rank in the stretch."""
     generator = np.random.default_rng(5)
     taken = found = 0
-    for _ in range(20):
+    for _ in range(10):
         lags = generator.normal(0, 2, (30, 8))
         for at in range(1, 30):
             lags[at] = 0.6 * lags[at - 1] + 0.8 * lags[at]
@@ -161,8 +161,8 @@ def test_lags_that_resemble_the_one_before_make_no_late_rank_of_a_stretch() -> N
             late_ranks = [one.rank for one in find_late_ranks(records, changes)]
             taken += bool(late_ranks) and not is_late
             found += late_ranks == [0] and is_late
-    assert taken <= 2
-    assert found >= 15
+    assert taken <= 1
+    assert found >= 7
 
 
 def test_a_lag_below_two_per_cent_of_the_step_is_none() -> None:
