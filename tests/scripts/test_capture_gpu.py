@@ -325,7 +325,8 @@ def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
     assert _captures(machine, "gloo2 shared by 2") == VARIANTS
     checks = [call.rpartition(" ")[2] for call in machine.calls if "check_variants" in call]
     assert checks == ["fsdp", "sharded", "torch", "bucketed", "overlap", "overlap", "flat", "naive"]
-    assert "done/check/gloo/overlap" in packed(machine, 3)
+    last = sum(bool(packed(machine, number)) for number in (1, 2, 3))  # on a slow machine the first one makes nothing
+    assert "done/check/gloo/overlap" in packed(machine, last)
 
 
 def _with_limits(machine: Checkout, limits: dict[str, int], **settings: str) -> subprocess.CompletedProcess[str]:

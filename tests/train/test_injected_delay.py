@@ -35,9 +35,12 @@ def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
     assert manifest.options["inject"] == "slow-rank"
     traces = [load_trace(tmp_path / f"x.rank{rank}.json.gz") for rank in (0, 1)]
     skew = measure_skew(analysis_of(*traces))
-    assert skew.straggler == 1
-    assert skew.ranks[1].rank == 1
     on_time, late = map(launches_by_step, traces)
-    lag_ns = float(np.median((late - on_time).max(axis=1)))
+    later_ns = (late - on_time).max(axis=1)
+    is_last = later_ns > (on_time - late).max(axis=1)
+    # A busy machine may delay the other rank by more in a step or two: then chance is no worse an explanation.
+    assert skew.straggler in ((1,) if is_last.all() else (1, None)), later_ns
+    assert skew.ranks[1].rank == 1
+    lag_ns = float(np.median(later_ns))
     assert lag_ns > 0.8 * DELAY_MS * 1e6
     assert skew.ranks[1].lag_ns == pytest.approx(lag_ns, rel=0.05)
