@@ -15,7 +15,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.columns import percent
 from ddp_prof.communication import BARRIER, DEVICE_BARRIER, GLOO, NCCL_RANGE, OPERATIONS, REDUCTIONS, operation_of
 from ddp_prof.range_names import FORWARD, PHASES
-from ddp_prof.table import NO_TIME, Mask, is_in, take_or_unknown
+from ddp_prof.table import NO_TIME, Mask, is_in, parts_of, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Kind, SyncKind, Trace, distinct
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what a CPU did instead"
@@ -346,12 +346,13 @@ def hides_compute(rank: RankEvents) -> bool:
 
 def _lacks_compute(rank: RankEvents) -> bool:
     """Return whether the device of a rank that trains communicates, and no work of its process is known to compute."""
-    mine = rank.trace.activities.category[rank.trace.activities.process == rank.process]
     trains = np.isin((PHASES.index(FORWARD), BACKWARD_PHASE), rank.phases.kind).any()
-    if rank.device is None or not trains:
+    if rank.device is None or not trains or not np.any(rank.events.category == Category.COMMUNICATION):
         return False
-    return not np.any(is_in(mine, (Category.COMPUTE, Category.OTHER, Category.UNKNOWN))) and bool(
-        np.any(rank.events.category == Category.COMMUNICATION)
+    activities, may_compute = rank.trace.activities, (Category.COMPUTE, Category.OTHER, Category.UNKNOWN)
+    return not any(
+        np.any(is_in(activities.category[part], may_compute) & (activities.process[part] == rank.process))
+        for part in parts_of(len(activities))
     )
 
 

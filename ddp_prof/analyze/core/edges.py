@@ -392,7 +392,7 @@ class HostCalls:
     def __init__(self, trace: Trace, dependencies: Dependencies, work: Ints) -> None:
         """``work`` are rows of the activities of one rank, in the order of :attr:`Dependencies.in_order`."""
         calls, process = trace.synchronizations, trace.activities.process[work[:1]]
-        stream = dependencies.stream[work]
+        stream, work_place = in_order(dependencies.stream, work), in_order(dependencies.place, work)
         may_wait = is_in(calls.kind, (*HOST_WAITS, SyncKind.COPY))
         rows = np.flatnonzero(may_wait & is_in(calls.process, process))
         rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
@@ -405,7 +405,7 @@ class HostCalls:
         copying, of_device = (np.flatnonzero(kind == one) for one in (SyncKind.COPY, SyncKind.HOST_WAIT_DEVICE))
         of_stream = np.flatnonzero((kind != SyncKind.COPY) & (kind != SyncKind.HOST_WAIT_DEVICE))
         # The last operation before the call on its stream or, of a wait for an event, before the event's record.
-        launches = Sequences(stream, dependencies.place[work])
+        launches = Sequences(stream, work_place)
         by_event = kind[of_stream] == SyncKind.HOST_WAIT_EVENT
         mark = np.where(by_event, calls.awaits[rows[of_stream]], rows[of_stream])  # the record, or the call itself
         marked = [take_or_unknown(column, mark) for column in (dependencies.call_stream, dependencies.call_place)]
@@ -427,7 +427,7 @@ class HostCalls:
         # If the stream was itself made to wait since then, the call waits for the same, as in a barrier of torch.
         row_of = positions(work, len(trace.activities))
         producer, waits = row_of[dependencies.awaited], dependencies.awaited_by
-        since = take_or_unknown(dependencies.place[work], on_stream)
+        since = take_or_unknown(work_place, on_stream)
         for one in distinct(take_or_unknown(stream, producer[producer != UNKNOWN])):
             of_one = np.flatnonzero(take_or_unknown(stream, producer) == one)
             places = dependencies.call_place[waits[of_one]]
@@ -437,7 +437,7 @@ class HostCalls:
             awaited.append(np.where(is_pending, take_or_unknown(producer[of_one], last), UNKNOWN))
         self.awaits, self.awaited = np.concatenate(awaits), np.concatenate(awaited)
         # An operation that ends after the call returned was not what it waited for.
-        end_ns = trace.activities.end_ns[work]
+        end_ns = in_order(trace.activities.end_ns, work)
         ends = take_or_unknown(end_ns, self.awaited, NO_TIME)
         known = (self.awaited != UNKNOWN) & (ends <= self.end_ns[self.awaits])
         self.awaits, self.awaited = self.awaits[known], self.awaited[known]

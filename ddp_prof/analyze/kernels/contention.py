@@ -29,7 +29,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     merge_keys,
 )
 from ddp_prof.analyze.statistics import LEAST_STEPS, Numbers, intervals_of_sums, student_t
-from ddp_prof.growing_column import in_order
+from ddp_prof.growing_column import in_file, in_order
 from ddp_prof.table import Floats, concatenate_columns, constant_column, count_before
 from ddp_prof.trace import UNKNOWN, Ints, Mask, distinct, distinct_rows
 
@@ -131,14 +131,16 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         return Contention(reason=doubt)
 
     # How long the work that a compared execution did beside communication takes alone.
-    done_ns = alone_ns[group] - (runs.duration_ns - runs.beside_ns)
-    if not alone_ns[group[compared]].sum():
+    rows = np.flatnonzero(compared)
+    of_work_ns = alone_ns[group[rows]]
+    done_ns = of_work_ns - (runs.duration_ns[rows] - runs.beside_ns[rows])
+    if not of_work_ns.sum():
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
-    if done_ns[compared].sum() <= 0:
+    if done_ns.sum() <= 0:
         return Contention(
             reason="the compared kernels ran as long outside of communication as all their work takes alone"
         )
-    slowdown = max(1.0, float(runs.beside_ns[compared].sum() / done_ns[compared].sum()))
+    slowdown = max(1.0, float(runs.beside_ns[rows].sum() / done_ns.sum()))
     errors_ns = _error_of_comparison(group, alone_ns, runs, compared, slowdown)
     estimate = _estimate(runs, compared, done_ns, errors_ns, sum(of_rank.steps for of_rank in ranks))
     return replace(estimate, kernels=kernels)
@@ -199,8 +201,8 @@ def _join(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns]) -> _Exec
         own=rank < len(ranks),
         rank=rank,
         step=step,
-        key=distinct_rows(kernel, position)[1],
-        kind=kind_of_name[kernel],
+        key=in_file(distinct_rows(kernel, position)[1]),
+        kind=in_order(kind_of_name, kernel),
         duration_ns=concatenate_columns([runs.duration_ns for runs in both]),
         beside_ns=concatenate_columns([runs.beside_ns for runs in both]),
         kinds=tuple(map(str, kinds)),
@@ -215,20 +217,26 @@ def _estimate(
     Args:
         runs: The executions.
         compared: Whether each of them is compared.
-        done_ns: How long the work that a compared execution did beside communication takes alone.
+        done_ns: How long the work that each compared execution did beside communication takes alone.
         errors_ns: See :func:`_error_of_comparison`.
         steps_of_ranks: Number of measured steps, summed over the ranks of the run.
     """
+    # Executions that ran alone add nothing to any sum.
+    rows = np.flatnonzero(runs.own & (runs.beside_ns > 0))
+    is_compared, key, kind, kinds = compared[rows], runs.key[rows], runs.kind[rows], len(runs.kinds)
     # By step and kind of kernels: the compared time beside communication, what it takes alone, and all such time.
-    kind, kinds = runs.kind, len(runs.kinds)
-    compared_ns, took_ns, all_ns = runs.beside_ns * compared, done_ns * compared, runs.beside_ns * runs.own
-    sums = _sums_by_step(runs.step, kind, kinds, (compared_ns, took_ns, all_ns))
+    all_ns = runs.beside_ns[rows]
+    compared_ns, took_ns = all_ns * is_compared, np.zeros(len(rows))
+    took_ns[is_compared] = done_ns
+    first, unit = distinct_rows(runs.step)
+    sums = _sums_by_step(unit[rows], len(first), kind, kinds, (compared_ns, took_ns, all_ns))
+    del unit
     total = sums.sum(axis=0)
     compared_of_kind, took_of_kind, all_of_kind = np.split(total, 3)
     # Which kinds have their own slowdown: for the figures, and in a second way that only widens the intervals.
-    has_enough = np.array([len(np.unique(runs.key[compared & (kind == one)])) >= LEAST_KERNELS for one in range(kinds)])
+    has_enough = np.array([len(np.unique(key[is_compared & (kind == one)])) >= LEAST_KERNELS for one in range(kinds)])
     has_own = has_enough & (2 * compared_of_kind >= all_of_kind)
-    has_own &= _differ_from_others(runs.key, kind, compared_ns, took_ns, kinds)
+    has_own &= _differ_from_others(key, kind, compared_ns, took_ns, kinds)
     slowdown, slowed = float(_slowdown(total)), float(_slowed(has_own, total))
     slowed_by_kind = np.maximum(0.0, 1 - 1 / _slowdown_by_kind(has_own, compared_of_kind, took_of_kind)).tolist()
     # The intervals: by drawing the steps that communicate (bootstrap), widened by the error of what they are compared
@@ -241,12 +249,12 @@ def _estimate(
     of_slowdown, *of_slowed = intervals
     doubt_of_alone, above_median = (error_ns / took_of_kind.sum() for error_ns in errors_ns)
     slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [of_slowdown], -slowdown * above_median)
-    doubt_of_rest = _doubt_of_rest(runs.key, compared, all_ns, done_ns)
+    doubt_of_rest = _doubt_of_rest(key, is_compared, all_ns, took_ns)
     doubt_of_slowed = math.hypot(doubt_of_alone / slowdown, doubt_of_rest)
     slowed_interval = _widest(slowed, doubt_of_slowed, of_slowed, -above_median / slowdown)
     beside_of_step_ns = float(all_of_kind.sum()) / steps_of_ranks
     return Contention(
-        runs=int(compared.sum()),
+        runs=len(done_ns),
         share=float(compared_ns.sum() / all_ns.sum()),
         slowdown=slowdown,
         slowdown_low=slowdown_interval and slowdown_interval[0],
@@ -399,15 +407,14 @@ def _error_of_comparison(
     return student_t(max(1, int(known.sum()) - 1)) * math.sqrt(max(each, together)), above
 
 
-def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:
+def _sums_by_step(step: Ints, steps: int, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:
     """Return the sum of each column by step and kind; shape (steps, columns x kinds), the kinds of a column together.
 
-    ``kinds`` is the number of kinds; ``step`` and ``kind`` have one element per row of the columns.
+    ``steps`` and ``kinds`` are their numbers; ``step`` and ``kind`` have one element per row of the columns.
     """
-    _, unit = distinct_rows(step)
-    size = (int(unit.max()) + 1) * kinds
+    size = steps * kinds
     return np.column_stack(
-        [np.bincount(unit * kinds + kind, weights=column, minlength=size).reshape(-1, kinds) for column in columns]
+        [np.bincount(step * kinds + kind, weights=column, minlength=size).reshape(-1, kinds) for column in columns]
     )
 
 
@@ -460,6 +467,8 @@ def _by_work(runs: _Executions, sampled: Mask) -> Ints:
     """
     of_work = _same_work(runs, sampled)
     _, of_key = distinct_rows(runs.key, of_work)
+    if runs.own.all() and len(distinct(of_work)) == 1:  # no other rank or run that has samples
+        return of_key
     has_samples = np.bincount(of_key[runs.own & sampled], minlength=int(of_key.max()) + 1) > 0
     found: Ints = distinct_rows(runs.key, np.where(runs.own & has_samples[of_key], of_work, UNKNOWN))[1]
     return found

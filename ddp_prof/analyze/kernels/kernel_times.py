@@ -301,11 +301,14 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """Return all kernels of a rank, including those outside of steps, but not those of warm-up steps."""
     events, rows, trace = rank.events, np.flatnonzero(rank.is_kernel), rank.trace
     launch_ns = rank.launched_events.launch_ns
-    rows = rows[np.lexsort((events.start_ns[rows], launch_ns[rows], events.step[rows]))]
-    activity = events.activity[rows]
-    shape_id = constant_column(UNKNOWN, len(rows)) if trace.shape_id is None else trace.shape_id[activity]
-    columns = (trace.activities.name_id[activity], shape_id, events.phase[rows], events.category[rows])
-    del activity
+    rows = in_order(rows, np.lexsort([in_order(of, rows) for of in (events.start_ns, launch_ns, events.step)]))
+    activity = in_order(events.activity, rows)
+    shape_id = constant_column(UNKNOWN, len(rows)) if trace.shape_id is None else in_order(trace.shape_id, activity)
+    name_id, phase, category = (
+        in_order(of, at)
+        for of, at in ((trace.activities.name_id, activity), (events.phase, rows), (events.category, rows))
+    )
+    columns = (name_id, shape_id, phase, category)
     first, kernel = distinct_rows(*columns)
     texts = (*trace.names, "")  # the additional last element is for UNKNOWN, which is -1
     kinds, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
@@ -314,7 +317,7 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
         kind = kinds[Category(category)] if category in kinds else kind_of_compute(name)
         keys.append((name, texts[shape], None if phase == UNKNOWN else PHASES[phase], kind))
     del columns
-    start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
+    start_ns, end_ns = in_order(events.start_ns, rows), in_order(events.end_ns, rows)
     return KernelRuns(
         keys=tuple(keys),
         kernel=in_file(kernel),
