@@ -473,9 +473,6 @@ def _lack_as_much_as_others(counts: Ints, ranges: Ints, silent_ranges: Ints) -> 
 def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
     """Return how many ranges of collectives each step has, in how many of them a collective seems to be lost, and how.
 
-    They are lost one by one (``True``) if other launches were recorded as near to them as to other collectives, not
-    with all that was launched meanwhile.
-
     Nothing that communicates was launched in these, although it was in most ranges of that name, or in all of them in
     some steps, and in none in others::
 
@@ -484,6 +481,9 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
         send           [ ] [ ]              [ ] [ ]               a group is launched at its end
 
     None is lost in steps that have fewest ranges of that name that launch nothing, if most have: the program does so.
+
+    Collectives are lost one by one (the last element is ``True``) if other launches were recorded as near to them as to
+    other collectives; else all that was launched meanwhile is lost.
     """
     trace, process, steps = launches.trace, launches.process, launches.steps
     spans = trace.spans
