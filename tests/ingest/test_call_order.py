@@ -14,6 +14,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.blocking import RankBlocking
+from ddp_prof.analyze.core.edges import find_dependencies
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.quality import diagnose
 from ddp_prof.ingest.call_order import infer_waits
@@ -238,6 +239,61 @@ def test_a_wait_is_doubtful_only_where_it_may_be_for_another_collective() -> Non
     job.compute(1)
     rank, _ = find_rank_events(infer_waits(*in_one_trace(late_consumer(), job.recorded(with_events=False))))
     assert rank.blocking.coverage.reason is None
+
+
+def doubts(job: Job, *, late: dict[int, int], recorded: int | None = None) -> int:
+    """How many waits may be for others, if some operations begin so many units later, and one wait's record is known."""
+    trace = job.device.trace(has_step=True)
+    by_ns = UNIT * np.array([late.get(row, 0) for row in range(len(trace.activities))])
+    table, calls, waits = in_units(trace.activities), trace.calls, in_units(trace.synchronizations)
+    trace = replace(
+        trace,
+        activities=replace(table, start_ns=table.start_ns + by_ns, end_ns=table.end_ns + by_ns),
+        calls=replace(calls, start_ns=calls.start_ns * UNIT),
+        synchronizations=waits,
+        inferred=np.arange(len(waits)) != recorded,
+    )
+    return int(find_dependencies(trace).is_violated.sum())
+
+
+def test_a_wait_whose_record_was_recorded_is_not_doubtful() -> None:
+    #  stream 7    kkkk.........c      c waits for A, and begins when B ends
+    #  stream 20   ..AAABBBBBBBB
+    job = Job()
+    first, _ = buckets(job, 3, 8)
+    job.wait(COMPUTE, first)
+    job.compute(1)
+    assert doubts(job, late={4: 8}) == 1
+    assert doubts(job, late={4: 8}, recorded=len(job.device.records) + 2) == 0
+
+
+def test_the_input_of_a_late_collective_is_not_doubtful() -> None:
+    #  stream 7    kkkk......c
+    #  stream 20   ..AAA
+    #  stream 21   .....BBB        B waits for k, and begins when A ends, as in a common queue
+    job = Job()
+    job.compute(2)
+    first = job.collective(3)
+    job.compute(2)
+    second = job.collective(3, on=OTHER_COMM)
+    job.wait(COMPUTE, first)
+    job.wait(COMPUTE, second)
+    job.compute(1)
+    assert doubts(job, late={3: 1, 4: 1}) == 0
+
+
+def test_a_wait_is_not_doubtful_where_each_operation_begins_so_long_after_its_launch() -> None:
+    #  launches    k.........c
+    #  stream 7    .kk........c      c waits for A
+    #  stream 20   ...AABBBBBB       B ends while c is on its way
+    job = Job()
+    job.compute(2)
+    first = job.collective(2)
+    job.collective(6)
+    job.wait(COMPUTE, first)
+    job.compute(1, gap=10)
+    assert doubts(job, late={row: 1 for row in range(4)}) == 0
+    assert doubts(job, late={row: 1 for row in range(1, 4)}) == 1, "the first one takes no time"
 
 
 @pytest.mark.parametrize("syncs", [True, False])
