@@ -29,6 +29,7 @@ from ddp_prof.analyze.critical.critical_path import (
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION
 from ddp_prof.columns import table_row
 from ddp_prof.runs import load_runs
+from ddp_prof.table import select
 from ddp_prof.trace import UNKNOWN, Category, Spans, Synchronizations, SyncKind, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
@@ -303,6 +304,51 @@ def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -
     assert (path.rank, path.changes) == ("rank 0", 0)
     assert (path.parts_ns["compute"], path.parts_ns["transfer"], path.parts_ns["peer_wait"]) == (4 + 5, 4, 8)
     assert [one.gain_ns for one in path.collectives] == [None]
+
+
+def test_ranks_that_arrive_together_leave_the_path_where_it_is() -> None:
+    path = path_of(rank_of(0, 4, 12, 4, then=3), rank_of(1, 4, 12, 4, then=5), rank_of(2, 4, 12, 4, then=4))
+    assert (path.rank, path.changes) == ("rank 1", 0)
+
+
+def test_of_a_warm_up_whose_collective_is_on_the_path_no_wait_is_known() -> None:
+    #  step      0     1
+    #  rank 0    kkkk.....................ccccc     where clocks cannot tell who was last
+    #            ...AAAAAAAAAAAAAAAABBBBBB
+    #  rank 1    kkkk...................cccc        B waited for 2 on rank 0, A is not measured
+    #            ...AAAAAAAAAAAAAAAABBBB
+    traces = []
+    for number, (length, then) in enumerate([(6, 5), (4, 4)]):
+        device = Device()
+        with device.range("step|index=0|warmup=1"):
+            device.launch(0, 7, 3, is_collective=False)
+            device.record(0, 7, 1)
+            device.wait(0, 20, 1)
+            device.launch(0, 20, 16, is_collective=True)
+        with device.range("step|index=1"):
+            device.launch(0, 7, 1, is_collective=False)
+            device.launch(0, 20, length, is_collective=True)
+            device.record(0, 20, 2)
+            device.wait(0, 7, 2)
+            device.launch(0, 7, then, is_collective=False)
+        trace = device.trace()
+        epoch_ns = None if number else 0
+        traces.append(
+            replace(trace, path=Path(f"rank{number}.sqlite"), ranks={PID: number}, world_size=2, epoch_ns=epoch_ns)
+        )
+    path = path_of(*traces)
+    assert (path.rank, path.parts_ns["peer_wait"], len(path.collectives)) == ("rank 0", 2, 1)
+
+
+def test_before_an_operation_of_unknown_launch_the_path_is_the_host() -> None:
+    device = Device()
+    device.launch(0, 8, 1, is_collective=False)
+    device.launch(4, 7, 3, is_collective=False)
+    device.launch(0, 7, 2, is_collective=False)
+    trace = device.trace(has_step=True)
+    calls = select(trace.calls, np.array([0, 2]))
+    path = path_of(replace(trace, calls=calls, launching_calls=None, has_ambiguous_launch=None))
+    assert (path.parts_ns["host"], path.parts_ns["launch"]) == (4, 0)
 
 
 def test_of_one_rank_of_several_the_wait_for_peers_is_not_said_to_be_0() -> None:
