@@ -514,6 +514,25 @@ def test_a_rank_that_was_not_recorded_may_be_the_one_that_was_waited_for(world: 
     assert cause.knows_wait == knows_wait
 
 
+def test_without_a_world_size_all_that_is_recorded_takes_part() -> None:
+    """Unless one of the ranks lost its collectives, or a process all of its work: it may have arrived last."""
+
+    def rank_of(rank: int, collective: str = "M" * 12) -> Trace:
+        return draw_trace(
+            ranges={"step 0": "#" * 24, "backward": "#" * 14},
+            launches={"pt_autograd_0": "aM"},
+            streams={7: "." + "a" * 10, 9: "." * 11 + collective},
+            ranks={PID: rank},
+            path=f"rank{rank}",
+        )
+
+    both = results_of(rank_of(0), rank_of(1))
+    third = results_of(rank_of(0), rank_of(1), rank_of(2, ""))
+    lost = replace(both, run=replace(both.run, unrecorded=1))
+    causes = [find_root_cause(found) for found in (both, third, lost)]
+    assert [cause is not None and cause.knows_wait for cause in causes] == [True, False, False]
+
+
 @pytest.mark.parametrize(("world", "knows_wait"), [(1, True), (2, False), (None, False)])
 def test_the_only_rank_of_a_job_waits_for_no_peer(world: int | None, knows_wait: bool) -> None:
     """'In transfer or waiting for a peer' was said of a job of one rank."""
@@ -525,6 +544,30 @@ def test_the_only_rank_of_a_job_waits_for_no_peer(world: int | None, knows_wait:
         world_size=world,
     )
     assert cause_of(trace).knows_wait == knows_wait
+
+
+def test_a_bucket_of_gloo_is_held_up_by_all_that_were_launched_before_it(tmp_path: Path) -> None:
+    #  launches   012......................
+    #  thread     .0000000111112222222222     while 0 and 1 run, of which 1 was taken up after the launch of 2
+    events = [event("user_annotation", "step|index=0", "0", "1000"), event("user_annotation", "backward", "0", "950")]
+    events += [event("cpu_op", "autograd::engine::evaluate_function: Mm", f"{9 * n}", "9") for n in range(9)]
+    for launch, begin, end in ((20, 25, 305), (40, 305, 505), (60, 505, 920)):
+        events.append(event("cpu_op", "c10d::allreduce_", f"{launch}", "1"))
+        events.append(event("user_annotation", "gloo:all_reduce", f"{begin}", f"{end - begin}", tid=2))
+    (run,) = dp.load_runs(write(tmp_path / "x.json", events))
+    cause = run.root_cause()
+    assert cause is not None
+    assert (cause.index, cause.held_up_ns) == (2, 445_000)
+
+
+def test_on_a_device_streams_tell_what_holds_a_collective_up() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "#" * 24, "backward": "#" * 6},
+        launches={"pt_autograd_0": "abMN"},
+        streams={7: "aabb....................", 9: ".....MMMM...............", 10: "......NNNNNNNNNNNN......"},
+    )
+    cause = cause_of(trace)
+    assert (cause.index, cause.held_up_ns) == (1, 0)
 
 
 @pytest.mark.parametrize(("third_us", "said"), [(700, "earlier collectives run for 0.40 ms"), (310, "Smaller buckets")])
