@@ -242,7 +242,7 @@ def test_a_wait_is_doubtful_only_where_it_may_be_for_another_collective() -> Non
 
 
 def doubts(job: Job, *, late: dict[int, int], recorded: int | None = None) -> int:
-    """How many waits may be for others, if some operations begin so many units later, and one wait's record is known."""
+    """How many waits may be for others if operations begin so many units later; one wait's record may be known."""
     trace = job.device.trace(has_step=True)
     by_ns = UNIT * np.array([late.get(row, 0) for row in range(len(trace.activities))])
     table, calls, waits = in_units(trace.activities), trace.calls, in_units(trace.synchronizations)
@@ -292,8 +292,8 @@ def test_a_wait_is_not_doubtful_where_each_operation_begins_so_long_after_its_la
     job.collective(6)
     job.wait(COMPUTE, first)
     job.compute(1, gap=10)
-    assert doubts(job, late={row: 1 for row in range(4)}) == 0
-    assert doubts(job, late={row: 1 for row in range(1, 4)}) == 1, "the first one takes no time"
+    assert doubts(job, late=dict.fromkeys(range(4), 1)) == 0
+    assert doubts(job, late=dict.fromkeys(range(1, 4), 1)) == 1, "the first one takes no time"
 
 
 @pytest.mark.parametrize("syncs", [True, False])
