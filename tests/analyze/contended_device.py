@@ -10,6 +10,7 @@ last rank arrived. While one runs, also while it waits for a peer, compute of a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from random import Random
 
@@ -34,8 +35,10 @@ from tests.drawing import MAIN, column, table
 US = 1_000
 CLASSES = ("sm90_gemm", "vectorized_elementwise_kernel")
 KAPPAS = (1.0, 1.25, 1.5, 2.0)
-COMPUTE, COMM = 7, 20
+COMPUTE, COMM, OTHER_COMM = 7, 20, 21
 LAUNCH_NS = 2 * US
+AFTER_NS = 500
+"""From the end of a phase until the host goes on."""
 BARRIER = "EpDeviceSync_barrier"
 BUCKET_BYTES, VOTE_BYTES = 8 << 20, 512
 
@@ -52,6 +55,13 @@ class Program:
             barrier between forward and backward. None where it is 0.
         behind: How many more layers the host launches before the all-reduce of a bucket.
         one_queue: Whether an operation begins only after all that were launched before it, on any stream, have begun.
+        lates: For each step and rank, how much longer its first kernel takes.
+        ahead: Whether the host waits for the device in the last step only.
+        passes, each_sends: Of backward in each step, and whether each of them reduces gradients, or the last one only.
+        two_streams: Whether every second bucket has a communicator and a stream of its own.
+        silent: Steps that reduce nothing.
+        marks_forward: Whether ranges say when forward is launched.
+        free: Step and number of a collective that takes no time.
     """
 
     kappas: tuple[float, float]
@@ -67,6 +77,14 @@ class Program:
     barrier: int = 0
     behind: int = 0
     one_queue: bool = False
+    lates: tuple[tuple[int, ...], ...] = ()
+    ahead: bool = False
+    passes: int = 1
+    each_sends: bool = False
+    two_streams: bool = False
+    silent: tuple[int, ...] = ()
+    marks_forward: bool = False
+    free: tuple[int, int] | None = None
 
     @property
     def steps(self) -> int:
@@ -103,72 +121,118 @@ class Rank:
     calls: int = 0
     one_queue: bool = False
 
+    @cached_property
+    def by_match(self) -> dict[tuple[int, int] | None, Op]:
+        """Its part of each collective."""
+        return {op.match: op for op in self.ops if op.match is not None}
 
-def commands_of(program: Program, rank: int) -> Rank:
-    made, recorded = Rank(one_queue=program.one_queue), dict[int, int]()
 
-    def call() -> int:
-        made.calls += 1
-        return made.calls
+class _Commands:
+    """What the host of a rank is told to do."""
 
-    def record(row: int) -> None:
-        recorded[row] = len(made.records)
-        made.records.append((call(), made.ops[row].stream))
+    def __init__(self, program: Program, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.made, self.recorded = Rank(one_queue=program.one_queue), dict[int, int]()
+        for step in range(program.steps):
+            self._step(step)
 
-    def launch(
-        stream: int, name: str, work: float, waits: tuple[int, ...] = (), match: tuple[int, int] | None = None
+    def _tell(self, command: str, number: int) -> None:
+        self.made.commands.append((command, number))
+
+    def _call(self) -> int:
+        self.made.calls += 1
+        return self.made.calls
+
+    def _record(self, row: int) -> None:
+        self.recorded[row] = len(self.made.records)
+        self.made.records.append((self._call(), self.made.ops[row].stream))
+
+    def _launch(
+        self,
+        stream: int,
+        name: str,
+        work: float,
+        waits: tuple[int, ...] = (),
+        match: tuple[int, int] | None = None,
+        size: int = UNKNOWN,
     ) -> int:
+        made, row = self.made, len(self.made.ops)
         for on in waits:
-            if on not in recorded:  # an event after the last operation on the stream
-                record(on)
-            made.stream_waits.append((call(), stream, recorded[on]))
-        kappa = program.kappas[CLASSES.index(name)] if name in CLASSES else 1.0
-        made.ops.append(Op(stream, name, work, waits, call(), kappa=kappa, match=match))
-        made.commands.append(("launch", len(made.ops) - 1))
+            if on not in self.recorded:  # an event after the last operation on the stream
+                self._record(on)
+            made.stream_waits.append((self._call(), stream, self.recorded[on]))
+        kappa = self.program.kappas[CLASSES.index(name)] if name in CLASSES else 1.0
+        work = 0 if match is not None and match == self.program.free else work
+        made.ops.append(Op(stream, name, work, waits, self._call(), kappa=kappa, match=match, bytes=size))
+        self._tell("launch", row)
         if match is not None:
-            record(len(made.ops) - 1)
-        return len(made.ops) - 1
+            self._record(row)
+        return row
 
-    for step in range(program.steps):
-        pace = program.pace[step]
-        made.commands.append(("begin", step))
+    def _step(self, step: int) -> None:
+        program, number = self.program, 0
+        self._tell("begin", step)
+        for one in range(program.passes):
+            is_last = one == program.passes - 1
+            sends = (is_last or program.each_sends) and step not in program.silent
+            buckets, votes = self._pass(step, number, sends=sends, is_first=not one)
+            number += len(buckets) + len(votes)
+            for bucket in buckets if program.copies else []:
+                self._launch(COMPUTE, "memcpy", program.copies, (bucket,))
+            waits = votes if program.copies else (*buckets, *votes)
+            if is_last:
+                self._launch(COMPUTE, "adam", 20 * US * program.pace[step], waits)
+            elif waits:
+                self._launch(COMPUTE, "add", 5 * US, waits)
+        if not program.ahead or step == program.steps - 1:
+            self._tell("wait", self._call())
+        self._tell("end", step)
+
+    def _pass(self, step: int, number: int, *, sends: bool, is_first: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Forward and backward; return the rows of what reduces buckets, from ``number`` on, and of votes."""
+        program, pace = self.program, self.program.pace[step]
+        count = len(program.transfers[step]) if sends else 0
+        if program.marks_forward:
+            self._tell("forward", step)
         for layer, work in enumerate(program.forward):
-            longer = program.late if rank == 1 and layer == 0 else 0
-            launch(COMPUTE, CLASSES[layer % 2], work * pace + longer)
+            longer = program.late if self.rank == 1 and layer == 0 else 0
+            if program.lates and layer == 0 and is_first:
+                longer += program.lates[step][self.rank]
+            last = self._launch(COMPUTE, CLASSES[layer % 2], work * pace + longer)
+        if program.marks_forward:
+            self._tell("done forward", step)
         met: tuple[int, ...] = ()
-        count = len(program.transfers[step])
-        if program.barrier:
-            met = (launch(COMM, BARRIER, program.barrier, (len(made.ops) - 1,), (step, count + 1)),)
-        made.commands.append(("backward", step))
+        if program.barrier and is_first:
+            met = (self._launch(COMM, BARRIER, program.barrier, (last,), (step, UNKNOWN)),)
+        self._tell("backward", step)
         buckets: list[int] = []
         filled: list[tuple[int, int]] = []  # the layer, and its kernel, with which each bucket is full
         for layer, work in enumerate(program.backward):
-            last = launch(COMPUTE, CLASSES[layer % 2], work * pace, () if layer else met)
+            last = self._launch(COMPUTE, CLASSES[layer % 2], work * pace, () if layer else met)
             if layer == program.wait:
-                made.commands.append(("wait", call()))
+                self._tell("wait", self._call())
             if (layer + 1) * count // len(program.backward) > layer * count // len(program.backward):
                 filled.append((layer, last))
-                record(last)
+                self._record(last)
             while len(buckets) < len(filled) and layer in (
                 filled[len(buckets)][0] + program.behind,
                 len(program.backward) - 1,
             ):
                 at = len(buckets)
-                buckets.append(launch(COMM, ALL_REDUCE, program.transfers[step][at], (filled[at][1],), (step, at)))
-                made.ops[-1].bytes = BUCKET_BYTES
-        if program.vote:
-            buckets.append(launch(COMM, ALL_REDUCE, program.vote, (last,), (step, count)))
-            made.ops[-1].bytes = VOTE_BYTES
-        made.commands.append(("done", step))
-        if program.copies:
-            for bucket in buckets[:count]:
-                launch(COMPUTE, "memcpy", program.copies, (bucket,))
-            launch(COMPUTE, "adam", 20 * US, tuple(buckets[count:]))
-        else:
-            launch(COMPUTE, "adam", 20 * US, tuple(buckets))
-        made.commands.append(("wait", call()))
-        made.commands.append(("end", step))
-    return made
+                stream = OTHER_COMM if program.two_streams and at % 2 else COMM
+                work = program.transfers[step][at]
+                match = step, number + at
+                buckets.append(self._launch(stream, ALL_REDUCE, work, (filled[at][1],), match, BUCKET_BYTES))
+        votes: tuple[int, ...] = ()
+        if program.vote and sends:
+            match = step, number + len(buckets)
+            votes = (self._launch(COMM, ALL_REDUCE, program.vote, (last,), match, VOTE_BYTES),)
+        self._tell("done backward", step)
+        return tuple(buckets), votes
+
+
+def commands_of(program: Program, rank: int) -> Rank:
+    return _Commands(program, rank).made
 
 
 def run(program: Program) -> list[Rank]:
@@ -192,11 +256,8 @@ def run(program: Program) -> list[Rank]:
 
 def _let_go(ranks: list[Rank], hosts: list[_Host], now: float) -> None:
     """An all-reduce whose last rank has arrived ends after its transfer."""
-    for host in hosts:
-        op = host.running.get(COMM)
-        if op is None or op.end >= 0:
-            continue
-        others = [next(one for one in rank.ops if one.match == op.match) for rank in ranks]
+    for op in (op for host in hosts for op in host.sending if op.end < 0):
+        others = [rank.by_match[op.match] for rank in ranks]
         if all(one.start >= 0 for one in others):
             op.end = max(one.start for one in others) + op.work
 
@@ -204,7 +265,7 @@ def _let_go(ranks: list[Rank], hosts: list[_Host], now: float) -> None:
 class _Host:
     def __init__(self, rank: Rank) -> None:
         self.rank, self.at, self.free = rank, 0, 0.0
-        self.queues: dict[int, list[Op]] = {COMPUTE: [], COMM: []}
+        self.queues: dict[int, list[Op]] = {COMPUTE: [], COMM: [], OTHER_COMM: []}
         self.in_order: list[Op] = []
         self.running: dict[int, Op] = {}
         self.left: dict[int, float] = {}
@@ -232,17 +293,24 @@ class _Host:
                 self.free = max(self.free, now)
                 self.rank.syncs.append((number, self.waits_since, self.free))
                 self.waits_since = None
-            elif kind == "begin":
-                self.open["step"] = self.free = self.free + 1
-            elif kind == "backward":
-                self.open["backward"] = self.free = self.free + 1
-            elif kind == "done":
-                self.free += 1
-                self.rank.ranges.append(("backward", self.open["backward"], self.free))
+            elif kind in ("begin", "forward", "backward"):
+                self.open[kind] = self.free = self.free + 1
+            elif kind == "end":
+                self._say(f"step {number}", "begin")
             else:
-                self.free += 1
-                self.rank.ranges.append((f"step {number}", self.open["step"], self.free))
+                phase = kind.removeprefix("done ")
+                self._say(phase, phase)
+                self.free += AFTER_NS
             self.at += 1
+
+    def _say(self, name: str, opened: str) -> None:
+        """The range of this name ends."""
+        self.free += 1
+        self.rank.ranges.append((name, self.open[opened], self.free))
+
+    @property
+    def sending(self) -> list[Op]:
+        return [op for stream, op in self.running.items() if stream != COMPUTE]
 
     def start(self, now: float) -> bool:
         found = False
@@ -264,14 +332,13 @@ class _Host:
     @property
     def rate(self) -> float:
         op = self.running.get(COMPUTE)
-        return 1 / op.kappa if op and COMM in self.running else 1.0
+        return 1 / op.kappa if op and self.sending else 1.0
 
     def next_event(self, now: float) -> float:
         times = [op.launch for queue in self.queues.values() for op in queue[:1] if op.launch > now]
         if COMPUTE in self.running:
             times.append(now + self.left[COMPUTE] / self.rate)
-        if COMM in self.running and self.running[COMM].end >= 0:
-            times.append(self.running[COMM].end)
+        times += [op.end for op in self.sending if op.end >= 0]
         return min(times, default=float("inf"))
 
     def advance(self, now: float) -> None:
@@ -279,14 +346,15 @@ class _Host:
         if op := self.running.get(COMPUTE):
             rate = self.rate
             self.left[COMPUTE] -= passed * rate
-            if COMM in self.running:
+            if self.sending:
                 op.beside_ns += passed
                 op.slowed_ns += passed * (1 - rate)
             if self.left[COMPUTE] <= 1e-6:
                 op.end = now
                 del self.running[COMPUTE]
-        if (op := self.running.get(COMM)) and 0 <= op.end <= now:
-            del self.running[COMM]
+        for op in self.sending:
+            if 0 <= op.end <= now:
+                del self.running[op.stream]
 
 
 def trace_of(rank: Rank, number: int, ranks: int) -> Trace:
@@ -370,6 +438,33 @@ def draw_program(seed: int) -> Program:
         wait=random.randint(1, layers - 2) if "wait" in kinds else -1,
         vote=random.randint(20, 80) * US if "vote" in kinds else 0,
         barrier=random.randint(20, 80) * US if "barrier" in kinds else 0,
+    )
+
+
+def draw_larger_program(seed: int) -> Program:
+    """The same with more ranks, several passes, two communicators, a host that runs ahead, ranks late now and then."""
+    random, program = Random(f"larger {seed}"), draw_program(seed)
+    ranks, pattern = random.choice([1, 2, 2, 3, 4]), random.choice(["none", "one", "one now and then", "any"])
+    late_rank = random.randrange(ranks)
+
+    def late(step: int, rank: int) -> int:
+        is_late = rank == (random.randrange(ranks) if pattern == "any" else late_rank)
+        is_late &= pattern != "none" and (pattern != "one now and then" or step % 3 == 0)
+        return random.randint(0, 3) * US + is_late * random.randint(80, 300) * US
+
+    return replace(
+        program,
+        ranks=ranks,
+        late=0,
+        lates=tuple(tuple(late(step, rank) for rank in range(ranks)) for step in range(program.steps)),
+        ahead=random.random() < 0.4,
+        passes=random.choice([1, 1, 1, 2, 3]),
+        each_sends=random.random() < 0.3,
+        two_streams=random.random() < 0.3,
+        silent=tuple(range(1, program.steps, 2)) if random.random() < 0.15 else (),
+        marks_forward=random.random() < 0.5,
+        kappas=random.choice([(1.0, 1.0), program.kappas]),
+        wait=random.choice([-1, program.wait]),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.analyze.contended_device import Rank
+from tests.analyze.contended_device import BARRIER, Rank
 from tests.kineto_factory import event, write_kineto
 from tests.nsys_factory import Capture, Kernel, Range, Sync, write_capture
 
@@ -15,6 +15,8 @@ SOON_NS = 40
 """How soon calls that record events, or let streams wait, follow each other."""
 COPY_BYTES = 8 << 20
 NO_STREAM = 2**32 - 1
+NAMES = {BARRIER: "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int)"}
+"""By which files name what they would else not know."""
 
 
 def capture_of(rank: Rank, number: int, ranks: int, *, times: int = 1, later_ns: int = 0) -> Capture:
@@ -41,7 +43,7 @@ def capture_of(rank: Rank, number: int, ranks: int, *, times: int = 1, later_ns:
         launch = round(op.launch)
         capture.kernels.append(
             Kernel(
-                op.name,
+                NAMES.get(op.name, op.name),
                 at(op.start),
                 at(op.end),
                 at(launch),
