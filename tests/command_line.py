@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from contextlib import ExitStack, contextmanager
+import os
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
@@ -31,6 +32,16 @@ def run(*arguments: object, stdin: bytes | None = None) -> Result:
 def csv_rows(*arguments: object) -> list[dict[str, str]]:
     """The rows that a command prints."""
     return list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))
+
+
+def said_on(terminal: int) -> bytes:
+    """What is written to a terminal of :func:`os.openpty` until all who write to it have ended; closes it."""
+    said = b""
+    with suppress(OSError):  # Linux tells the end by an error
+        while block := os.read(terminal, 65536):
+            said += block
+    os.close(terminal)
+    return said
 
 
 MOST_CAPTURES = 32

@@ -34,11 +34,6 @@ CONTRACT = {
 }
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    return write_capture(tmp_path / "known.sqlite", known_truth())
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str) -> None:
     result = run(name, "--help")

@@ -15,11 +15,6 @@ from tests.nsys_factory import write_capture
 pytestmark = pytest.mark.usefixtures("no_browser")
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    return write_capture(tmp_path / "known.sqlite", known_truth())
-
-
 def test_a_timeline_of_two_traces(trace: Path, tmp_path: Path) -> None:
     other = write_capture(tmp_path / "other.sqlite", known_truth(2))
     page = tmp_path / "new" / "page.html"

@@ -17,16 +17,9 @@ import pytest
 from click.shell_completion import BashComplete
 
 from ddp_prof.cli import COMMANDS, error_line, main
-from tests.command_line import run
+from tests.command_line import run, said_on
 from tests.conftest import ROOT
 from tests.examples import IS_NIGHTLY
-from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import write_capture
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    return write_capture(tmp_path / "known.sqlite", known_truth())
 
 
 def test_a_command_that_does_not_exist_names_those_written_alike() -> None:
@@ -283,10 +276,7 @@ def said_on_a_terminal(commands: list[str], folder: Path) -> list[tuple[str, str
         subprocess.Popen(program, stdout=printed, stderr=theirs, env=environment, cwd=folder) as process,
     ):
         os.close(theirs)
-        said = b""
-        while block := _read(ours):
-            said += block
-        os.close(ours)
+        said = said_on(ours)
         assert process.wait() == 0, said.decode()
         printed.seek(0)
         return list(zip(*(out.decode().split("\f")[:-1] for out in (printed.read(), said)), strict=True))
@@ -305,10 +295,3 @@ def test_what_takes_long_shows_its_progress_on_a_terminal_and_nowhere_else(trace
     for (printed, said), is_shown in ((slow, True), (fast, False)):
         assert printed.strip() == "pages/index.html"
         assert ("comparing the runs" in said) == is_shown
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # the other side has ended
-        return b""

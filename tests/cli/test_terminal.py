@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.present import table
-from tests.command_line import run
+from tests.command_line import run, said_on
 from tests.conftest import ROOT
 from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
@@ -91,19 +91,10 @@ def test_a_real_terminal_is_asked_for_its_width() -> None:
     environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), "TERM": "dumb"}
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment):
         os.close(theirs)
-        said = b""
-        while part := _read(ours):
-            said += part
+        said = said_on(ours)
     lines = said.decode().replace("\r", "").splitlines()
     assert max(map(len, lines)) <= 80
     assert "67.5" in "".join(lines), "the share of rank 0"
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # the other side has ended
-        return b""
 
 
 def test_collectives_are_shown_by_bucket_and_all_of_them_on_request() -> None:
