@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,18 +11,9 @@ from click.testing import Result
 
 from tests import command_line
 from tests.conftest import ROOT
-from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import write_capture
+from tests.full_disk import ROOM, full_disk
 
 pytestmark = pytest.mark.slow
-
-ROOM = 3000
-"""Bytes that a file may have: the system refuses the rest, as on a full disk."""
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    return write_capture(tmp_path / "known.sqlite", known_truth())
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +23,20 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str | Path) -> Result:
-    """A command that finds no room in this process; what was loaded before has written what it writes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
-    try:
+    """A command that finds no room."""
+    with full_disk():
         return command_line.run(*arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_bytecode_of_what_is_imported_meanwhile_is_not_left_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After these tests alone, commands ended with "Aborted!": EOFError, marshal data too short."""
+    (tmp_path / "imported_on_a_full_disk.py").write_text(f"names = {[*map(str, range(2 * ROOM))]}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with full_disk():
+        import_module("imported_on_a_full_disk")
+    assert [file.name for file in tmp_path.iterdir()] == ["imported_on_a_full_disk.py"]
 
 
 WRITERS = {

@@ -7,7 +7,6 @@ import errno
 import gzip
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -33,6 +32,7 @@ from ddp_prof.trace import Trace
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.examples import IS_NIGHTLY
+from tests.full_disk import ROOM, full_disk
 from tests.ingest.test_nsys_export import known_truth
 from tests.ingest.test_nsys_table_folder import write_tables
 from tests.kineto_factory import write_kineto
@@ -451,15 +451,11 @@ class TestMisfortunes:
 
     def test_a_full_disk_leaves_the_answer_and_nothing_else(self, trace: Path, folder: Path) -> None:
         right = run("overlap", trace, "--no-cache", "--format", "json").stdout
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-        try:
+        with full_disk():
             result = run("overlap", trace, "--format", "json")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert (result.exit_code, result.stdout) == (0, right)
         assert not kept(folder)
-        assert all(file.stat().st_size <= 3000 for file in folder.iterdir())
+        assert all(file.stat().st_size <= ROOM for file in folder.iterdir())
         assert set(folder.iterdir()) == {file.path for file in CacheFolder(folder).files()}, "nothing unfinished"
 
     def test_a_writer_that_is_killed_leaves_nothing_that_is_used(

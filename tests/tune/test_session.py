@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ddp_prof.tune.store import Store
 from ddp_prof.tune.tries import TODAY, Try, parse_tries
 from ddp_prof.tune.verdicts import TODAYS
 from tests.examples import IS_NIGHTLY
+from tests.full_disk import full_disk
 from tests.tune import noise
 from tests.tune.simulated import PROGRAM, NoStore, Simulated, outcomes, tune
 
@@ -348,14 +348,13 @@ def test_a_store_that_cannot_be_written_is_noticed_before_the_first_run(
 
 def test_a_full_disk_is_noticed_before_the_first_run(tmp_path: Path) -> None:
     """The program had run, for minutes, when its result could not be kept."""
-    program, before = Simulated(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    program = Simulated()
     store = Store(tmp_path / "tune.db", PROGRAM, parse_tries(["static_graph"]), tmp_path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))  # the system refuses what is longer
-    try:
-        with pytest.raises(TraceError, match=r"tune\.db: cannot be written \(File too large\): make room there"):
-            tune(program, "static_graph", store=store)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        full_disk(),
+        pytest.raises(TraceError, match=r"tune\.db: cannot be written \(File too large\): make room there"),
+    ):
+        tune(program, "static_graph", store=store)
     assert program.runs == []
 
 
