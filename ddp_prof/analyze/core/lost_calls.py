@@ -56,8 +56,8 @@ _MOST_COMPARED = 64
 _MOST_WITH_LOSSES = 8
 """The same where these may lack some as well."""
 
-_MANY = 0.25
-"""Smallest fraction of the steps that lack some collectives, for the others to lack launches as well."""
+_MANY = 1 / 3
+"""Smallest fraction of the steps that lack some collectives, and two at least, for the others to lack launches, too."""
 
 _SURELY_SOME = 3
 """Smallest number of launches that a step is expected to lack: the chance that it lacks none is 5 % (``exp(-3)``)."""
@@ -463,7 +463,7 @@ def _lack_as_much_as_others(counts: Ints, ranges: Ints, silent_ranges: Ints) -> 
     """
     launching = counts > 0
     lacking = launching & (silent_ranges > 0) & (silent_ranges < ranges)
-    if lacking.sum() < max(LEAST_ALIKE, _MANY * launching.sum()):
+    if lacking.sum() < max(2, _MANY * launching.sum()):
         return np.zeros(len(counts), np.bool_)
     share = silent_ranges[launching].sum() / ranges[launching].sum()
     found: Mask = launching & (share * counts >= _SURELY_SOME)
