@@ -269,7 +269,7 @@ class KinetoColumns:
                 others.append(event)
         by_category = {(category or "").lower(): of_category for category, of_category in found.items()}
         # Rare: two spellings of a category, or copies that ROCm recorded as kernels. Then sort anew, which is slower.
-        has_other_names = len(by_category) < len(found) or not by_category.keys().isdisjoint(OTHER_KERNELS)
+        has_other_names = len(by_category) < len(found) or any(map(_holds_kernels, by_category, by_category.values()))
         if has_other_names or self._has_memory_of_rocm(by_category.get(KERNEL, ())):
             by_category = _in_order(events)
         self.categories |= by_category.keys()
@@ -490,12 +490,23 @@ def _in_order(events: Sequence[Event]) -> dict[str, list[Event]]:
     for event in events:
         if event.ph == "X":
             category = (event.cat or "").lower()
-            if category in OTHER_KERNELS:
+            if _holds_kernels(category, (event,)):
                 category = KERNEL
             if category == KERNEL and (memory := _MEMORY_OF_ROCM.match(str(event.name))):
                 category = "gpu_memset" if memory["fill"] else "gpu_memcpy"
             found[category].append(event)
     return found
+
+
+def _holds_kernels(category: str, events: Sequence[Event]) -> bool:
+    """Return whether another category than that of kernels holds some, as tools name them that write traces anew.
+
+    Only kernels have a grid.
+    """
+    if category in OTHER_KERNELS:
+        return True
+    is_known = category in OF_DEVICE or category == SYNCHRONIZATION or OF_HOST.fullmatch(category)
+    return not is_known and any((event.args or NO_ARGUMENTS).grid for event in events)
 
 
 def is_collective_call(name: str) -> bool:

@@ -255,6 +255,17 @@ def test_kernels_of_other_categories_are_read(category: str, tmp_path: Path) -> 
     assert trace.activities.category.tolist() == [Category.COMMUNICATION, Category.COMPUTE]
 
 
+@pytest.mark.parametrize(("grid", "kernels"), [([64, 1, 1], 2), (None, 1)])
+def test_what_has_a_grid_is_a_kernel_in_a_category_that_no_one_knows(
+    grid: list[int] | None, kernels: int, tmp_path: Path
+) -> None:
+    """As where a tool files collectives under 'communication'; their launches seemed to have lost their work."""
+    about = {"stream": 20, "device": 0, "correlation": 1} | ({"grid": grid} if grid else {})
+    collective = event("communication", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "30", "10", tid=20, **about)
+    trace = load_trace(write(tmp_path / "x.json", [*launch(1, 20)[:1], *launch(2, 40), collective]))
+    assert len(trace.activities) == kernels
+
+
 def test_torch_1_8_calls_all_operations_operator_and_writes_ids_as_texts(tmp_path: Path) -> None:
     events = [
         event("Operator", "ProfilerStep#3", "0", "100", tid="123"),
