@@ -276,8 +276,8 @@ class Trace(Brief):
             of activities or calls, pass ``launching_calls=None``: then it is found again.
         is_launch: For each call, whether it launched a kernel or a graph, so that an activity must have been recorded
             for it; ``None`` if the names of calls were not read.
-        overlong: Rows of the activities whose recorded end is impossible; here they end where the next activity on
-            their stream begins, or a wait of the host for them ends.
+        overlong: Rows of the activities whose recorded start or end is impossible, or that ran beside those. One with
+            an impossible end ends here where the next activity on its stream begins, or a wait of the host for it ends.
         has_ambiguous_launch: For each activity, whether several earlier calls have its number, and not each of them is
             followed by work of its own before the next one; the last of them counts.
         shape_id: For each activity, the index in ``names`` of its launch shape; ``UNKNOWN`` if it has none. ``None`` if

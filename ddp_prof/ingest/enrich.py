@@ -14,6 +14,7 @@ from ddp_prof.columns import by_number, count_noun, percent
 from ddp_prof.errors import TraceError
 from ddp_prof.growing_column import in_file, in_order, in_parts
 from ddp_prof.ingest.names import NameTable
+from ddp_prof.ingest.stream_order import find_disordered
 from ddp_prof.manifest import MOST_RANKS
 from ddp_prof.notes import Doubt
 from ddp_prof.range_names import PROCESS, parse_ranges
@@ -391,7 +392,8 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     the stream ends so late, and nothing else of its name takes half as long (:func:`_run_on_beside_the_next`). The last
     two of a stream, which none or one follows, are compared with the waits of the host (:func:`_cut_by_waits`).
 
-    Sorting all activities is what this costs, so what is there again under another number is told here, too.
+    Sorting all activities is what this costs, so what is there again under another number is told here, too, and what
+    begins before others of its stream that were launched before it (:mod:`.stream_order`).
     """
     activities, end_ns = trace.activities, trace.activities.end_ns
     found = []
@@ -401,6 +403,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     del stream  # it is as long as the trace
     start_ns, number = activities.start_ns, activities.correlation
     trace = _warn_of_doubles(trace, order, lane)
+    at_jump, disordered = find_disordered(trace, order, lane)
     # A shorter end may make the end of an earlier activity impossible, so this repeats until nothing is found.
     for _ in range(len(order)):
         # The few activities that end after the one after the next; then those of them that also pass the other tests.
@@ -436,6 +439,11 @@ def cut_overlong_activities(trace: Trace) -> Trace:
             f"activities that were recorded as ending after the host had waited for them: {len(outliving):,}; each is "
             "taken to end where that wait ends"
         )
+    if disordered:
+        warnings.append(
+            f"activities that were recorded as beginning before others of their stream that were launched before them: "
+            f"{disordered:,}; the clock of their device seems to jump back"
+        )
     if not warnings:
         return trace
     cut_ns = end_ns.copy()
@@ -444,7 +452,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     return replace(
         trace,
         activities=replace(activities, end_ns=cut_ns),
-        overlong=np.unique(np.concatenate([*found, order[beside], outliving])),
+        overlong=np.unique(np.concatenate([*found, order[beside], outliving, at_jump])),
         warnings=(*trace.warnings, *map(Doubt, warnings)),
     )
 

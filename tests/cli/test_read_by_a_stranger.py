@@ -277,7 +277,7 @@ def test_shares_of_a_step_stand_beside_its_length(tmp_path: Path) -> None:
 
 DAMAGED = {
     "16 of 16 launches in them have no activity": lost_first,
-    "an activity in it has an impossible end": overlong,
+    "an activity in it has an impossible start or end": overlong,
     "have no start and are left out": without_times,
     "still open when the recording ended": open_range,
 }

@@ -217,6 +217,14 @@ def twice_as_fast() -> Capture:
     )
 
 
+def jumps_back() -> Capture:
+    """The clock of the device jumps back before step 3, whose first half lies where the second half of step 2 does."""
+    return changed(
+        usual(6),
+        lambda place, one: replace(one, start=one.start - 600 * US, end=one.end - 600 * US) if place >= 12 else one,
+    )
+
+
 def early_start() -> Capture:
     """Programmatic dependent launch: a kernel begins before the one before it has ended."""
     work = (*USUAL, ("pdl_secondary", 150, 260, 7, 15, MAIN))
@@ -555,7 +563,7 @@ CASES = {
     ),
     "durations in a wrong unit": Reported(
         "roctracer#104", in_a_wrong_unit, (None, None, None), 0,
-        says=("steps 0 to 4 .* impossible end", "step 5 left out: most steps have", "not known: no step of this trace"),
+        says=("steps 0 to 4 .* impossible start", "step 5 left out: most steps have", "not known: no step of this"),
         says_not=("of communication is hidden",),
     ),
     "a kernel over nine later ones": Reported(
@@ -565,27 +573,31 @@ CASES = {
     ),
     "a kernel over the one that follows": Reported(
         "TraceLens#669", overlong_over_one("bwd_gemm", 900), (1600, 800, 800), 4,
-        says=("beside the next one of their stream: 1", "step 3 left out: .* impossible end", "50 % of comm"),
+        says=("beside the next one of their stream: 1", "step 3 left out: .* impossible start or end", "50 % of comm"),
     ),
     "an all-reduce into the next one": Reported(
         "TraceLens#669", overlong_over_one(NCCL, 1300), (1600, 800, 800), 4,
-        says=("beside the next one of their stream: 1", "step 3 left out: .* impossible end", "50 % of comm"),
+        says=("beside the next one of their stream: 1", "step 3 left out: .* impossible start or end", "50 % of comm"),
     ),
     "an all-reduce that may have waited": Reported(
         "", overlong_over_one(NCCL, 900), (2500, 1380, 1120), says_not=("left out",)
     ),
     "the last kernel 30 times too long": Reported(
         "", overlong_last, (1600, 800, 800), 4,
-        says=("ending after the host had waited for them: 1", "step 4 left out: .* impossible end", "50 % of comm"),
+        says=("ending after the host had waited for them: 1", "step 4 left out: .* impossible start", "50 % of comm"),
         says_not=("clocks",), formats=("nsys",),
     ),
     "the only wait is for a kernel that is too long": Reported(
-        "", one_wait, (1600, 800, 800), 4, says=("step 4 left out: .* impossible end",), says_not=("clocks",),
+        "", one_wait, (1600, 800, 800), 4, says=("step 4 left out: .* impossible start or end",), says_not=("clocks",),
         formats=("nsys",),
     ),
     "a device's clock that runs twice as fast": Reported(
         "kineto#1064", twice_as_fast, (4800, 2400, 2400), 6, formats=("nsys",),
         says=("clocks of host and device disagree", "waits of the host, 2 times as much time passes on the device"),
+    ),
+    "a device's clock that jumps back": Reported(
+        "", jumps_back, (1600, 800, 800), 4,
+        says=("clock of their device seems to jump back", "steps 2, 3 .* left out", "50 % of communication is hidden"),
     ),
     "programmatic dependent launch": Reported("perfetto#4280", early_start, HALF, says_not=("left out",)),
     "a start before its launch": Reported(
@@ -938,7 +950,7 @@ def test_where_all_streams_are_called_0_a_collective_beside_compute_holds_nothin
     assert "on the compute stream (0)" in run("overlap", in_turn).stdout
     # Where all durations are too long, compute seems to run beside compute: streams are not the reason.
     too_long = of_one_stream("too_long", in_a_wrong_unit())
-    assert "impossible end" in run("overlap", too_long).stdout
+    assert "impossible start or end" in run("overlap", too_long).stdout
 
 
 def optimizer_in_backward() -> Capture:

@@ -4,8 +4,8 @@ This is found once, before anything is measured. Two decisions follow from it. E
 events of a rank are selected accordingly (:mod:`.rank_events`):
 
 *Steps that count.* A profiler may lose activities, for whole steps or parts of them, and keep the calls that launched
-them. A step is complete if each launch in it has an activity, none of its activities has an impossible end, and none of
-its kernels takes no time. If most steps have activities with an impossible end, no step is complete.
+them. A step is complete if each launch in it has an activity, none of its activities has impossible times, and none of
+its kernels takes no time. If most steps have activities with impossible times, no step is complete.
 Incomplete steps are no samples: they and their events are left out, as warm-up is::
 
     step        |0........||1........||2........|
@@ -87,7 +87,7 @@ class Recording:
         are_copies_local: Whether the copies that these calls asked for communicate with nobody.
         are_lost_alike: Whether most steps that lack the fewest launches lack those at the same places.
         are_copies_alike: The same for calls for copies.
-        is_overlong: For each step, whether an activity with an impossible end was launched in it.
+        is_overlong: For each step, whether an activity with an impossible start or end was launched in it.
         is_timeless: For each step, whether a kernel that takes no time was launched in it, although some step has none,
             or most kernels of its name take some.
         is_torn: For each step, whether the clock of the device jumps in it or behind it.
@@ -170,7 +170,7 @@ class Recording:
 
     @property
     def are_most_overlong(self) -> bool:
-        """Whether most steps have an activity with an impossible end: then no time of an end can be trusted."""
+        """Whether most steps have an activity with an impossible start or end: then no time can be trusted."""
         return bool(2 * self.is_overlong.sum() > len(self.is_overlong) > 1)
 
     @property
@@ -237,9 +237,9 @@ class Recording:
             )
         else:
             leave_out(loses, f"{calls} {without_there}")
-        leave_out(self.is_overlong, "an activity in {them} has an impossible end")
+        leave_out(self.is_overlong, "an activity in {them} has an impossible start or end")
         if self.are_most_overlong:
-            why = "most steps have activities with an impossible end, so no end can be trusted"
+            why = "most steps have activities with an impossible start or end, so no time can be trusted"
             leave_out(~self.is_overlong, why)
         leave_out(self.is_timeless, "a kernel in {them} takes no time, which is impossible")
         if self.clocks.jumps(loses_work=self.loses_work):
@@ -289,7 +289,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
     lost_calls, step_lost = find_lost_calls(launches, phases), launches.lost
     if are_unnumbered and not _are_some_numbered(launches):
         step_lost = np.zeros_like(step_lost)
-    # The steps that launched activities with an impossible end, and kernels that take no time.
+    # The steps that launched activities with an impossible start or end, and kernels that take no time.
     overlong = trace.overlong[trace.activities.process[trace.overlong] == process]
     timeless = _find_timeless(trace, process)
     is_timeless = _are_launched_in(trace, timeless, steps)
