@@ -225,6 +225,25 @@ def jumps_back() -> Capture:
     )
 
 
+def cut_by_time(*, cuts_calls: bool) -> Capture:
+    """A tool cut all before the middle of step 0, where the host waits: its range and what ran begin there now."""
+    cut, sound = 660 * US, overlong_last(6)
+    kernels = [
+        replace(
+            one,
+            start=max(one.start, cut),
+            launch=one.launch if (one.launch or 0) >= cut else None,
+            number=5 * (place // 4) + place % 4,
+        )
+        for place, one in enumerate(usual(6).kernels)
+        if one.end > cut
+    ]
+    ranges = [replace(one, start=max(one.start, cut)) for one in sound.ranges if (one.end or 0) > cut]
+    first, *others = [replace(one, number=5 * step + 4) for step, one in enumerate(sound.syncs)]
+    first = replace(first, at=cut if cuts_calls else cut - 50 * US, lasts=270 * US)
+    return replace(sound, kernels=kernels, ranges=ranges, syncs=[first, *others])
+
+
 def early_start() -> Capture:
     """Programmatic dependent launch: a kernel begins before the one before it has ended."""
     work = (*USUAL, ("pdl_secondary", 150, 260, 7, 15, MAIN))
@@ -594,6 +613,15 @@ CASES = {
     "a device's clock that runs twice as fast": Reported(
         "kineto#1064", twice_as_fast, (4800, 2400, 2400), 6, formats=("nsys",),
         says=("clocks of host and device disagree", "waits of the host, 2 times as much time passes on the device"),
+    ),
+    "a step that was cut, with the wait of the host": Reported(
+        "", lambda: cut_by_time(cuts_calls=True), (2000, 1000, 1000), 5, formats=("nsys",),
+        says=("step 0 left out: no launch was recorded in it", "50 % of comm"), says_not=("steps that communicate",),
+    ),
+    "a step that was cut, without the wait of the host": Reported(
+        "", lambda: cut_by_time(cuts_calls=False), (2000, 1000, 1000), 5, formats=("nsys",),
+        says=("step 0 left out: its launches seem to be recorded only in part", "50 % of comm"),
+        says_not=("steps that communicate",),
     ),
     "a device's clock that jumps back": Reported(
         "", jumps_back, (1600, 800, 800), 4,

@@ -55,8 +55,10 @@ class StepNumbers:
         make, the result is ``if_unclear``.
         """
         fewest = int(self.launches[others].min(initial=np.iinfo(np.int64).max))
-        from_own = self.missing[False, True][step] == UNKNOWN and bool(self.begins_soon[step])
-        to_own = self.missing[True, False][step] == UNKNOWN and bool(self.ends_soon[step])
+        # Calls of a step without launches, such as a wait at its end, tell nothing of what came before or after them.
+        launches_some = bool(self.launches[step])
+        from_own = launches_some and self.missing[False, True][step] == UNKNOWN and bool(self.begins_soon[step])
+        to_own = launches_some and self.missing[True, False][step] == UNKNOWN and bool(self.ends_soon[step])
         missing = self.missing[from_own, to_own]
         others = others[missing[others] != UNKNOWN]
         if lack <= 0 or missing[step] == UNKNOWN or not len(others):

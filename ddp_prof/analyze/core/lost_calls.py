@@ -7,6 +7,7 @@ to be lost if
 - it lies beside a silent step and launches less than any other, or
 - it launches nothing in a phase in which all other steps launch, or
 - it is the first or the last one and launches much less than the others, which launch the same, or
+- it is the first one and begins just when work does that was launched before, as where a tool cut all before a time, or
 - it has work whose number lies between those of its calls and is that of none, and launches less than any other, or
 - it has fewer nodes of CUDA graphs than most steps that launch as much, or
 - it lacks some of what most steps launch, where the numbers of its calls jump as far as over it in those steps, or
@@ -28,7 +29,18 @@ from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.core.unlaunched import Unlaunched
 from ddp_prof.communication import NCCL_RANGE
 from ddp_prof.range_names import COLLECTIVES, parse_ranges
-from ddp_prof.table import NO_TIME, UNKNOWN, Floats, Ints, Mask, distinct, is_in, select, take_or_unknown
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Floats,
+    Ints,
+    Mask,
+    distinct,
+    is_in,
+    parts_of,
+    select,
+    take_or_unknown,
+)
 from ddp_prof.trace import Category, Kind, Trace, numbers_grow
 
 CUT_SHARE = 0.9
@@ -177,6 +189,7 @@ def find_lost_calls(launches: StepLaunches, phases: Phases) -> LostCalls:
     is_partial |= _launch_less_beside_silent(launches.counts, is_silent)
     is_partial |= _lack_phases(launches, phases, is_silent)
     is_partial |= _are_cut_off(launches)
+    is_partial |= _begins_with_the_capture(launches)
     is_partial |= _lack_calls(launches)
     is_partial |= _lack_nodes(launches)
     is_partial |= _lack_launches(launches)
@@ -263,6 +276,31 @@ def _are_cut_off(launches: StepLaunches) -> Mask:
                 lacks_some = collectives.min() == collectives.max() > of_collectives[step]
                 is_cut[step] = lacks_some or all_work.min() == all_work.max()
     return launches.may_lack_calls(is_cut, if_unclear=False)
+
+
+def _begins_with_the_capture(launches: StepLaunches) -> Mask:
+    """Return a mask of the first step if it seems to have begun before the capture does.
+
+    A tool that cuts a trace at some time lets all begin there that ran then::
+
+        cut           |
+        step          |------------|-------------|
+        its launches    c  d         a  b  c  d           a and b are lost
+        work          |aa bb cc dd   aa bb cc dd          a runs at the cut
+
+    No work begins at the very time at which a step's range does, unless a tool let both begin where it cut them.
+    """
+    trace, steps, found = launches.trace, launches.steps, np.zeros(len(launches.steps), np.bool_)
+    if not len(steps) or not len(launches.launch_ns):
+        return found
+    first = int(steps.start_ns.argmin())
+    at_ns, start_ns = int(steps.start_ns[first]), trace.activities.start_ns
+    if at_ns == min(int(start_ns.min(initial=at_ns)), int(trace.spans.start_ns.min(initial=at_ns))):
+        begins_there = (part.start + np.flatnonzero(start_ns[part] == at_ns) for part in parts_of(len(start_ns)))
+        rows = np.concatenate([*begins_there, np.empty(0, np.int64)])
+        is_mine = trace.activities.process[rows] == launches.process
+        found[first] = np.any(is_mine & (trace.launching_calls[rows] == UNKNOWN))
+    return found
 
 
 def _count_behind_collectives(launches: StepLaunches) -> Ints:
