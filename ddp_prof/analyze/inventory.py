@@ -21,6 +21,7 @@ from ddp_prof.analyze.why_unknown import (
     NO_BACKWARD,
     NO_COMMUNICATION,
     NOTHING,
+    lacks_names,
     why_unknown,
     why_unknown_work,
 )
@@ -51,7 +52,9 @@ class ProcessInventory:
         ),
     )
     kernels: int = column("kernels", stays=WITH_ROOM)
-    collectives: int = column("kernels that communicate", key="comm_kernels", stays=WITH_ROOM)
+    collectives: int | None = column(
+        "kernels that communicate", null="kernels have no names", key="comm_kernels", stays=WITH_ROOM
+    )
     copies: int = column("memory copies and memory sets", stays=WITH_ROOM)
     calls: int = column("calls of the CUDA API", key="CUDA_calls", stays=WITH_ROOM)
     ranges: int = column("NVTX ranges", stays=WITH_ROOM)
@@ -165,7 +168,9 @@ def _process_inventory(
         rank=trace.ranks.get(process),
         devices=tuple(device for device in distinct(trace.activities.device[mine]) if device != UNKNOWN),
         kernels=int((kind == Kind.KERNEL).sum()),
-        collectives=sum(int((own.is_collective & (own.events.activity != UNKNOWN)).sum()) for own in mine_with_warmup),
+        collectives=None
+        if any(map(lacks_names, mine_with_warmup))
+        else sum(int((own.is_collective & (own.events.activity != UNKNOWN)).sum()) for own in mine_with_warmup),
         copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
         calls=int((trace.calls.process == process).sum()),
         ranges=len(names),

@@ -207,8 +207,12 @@ class RankOverlap(RankResult):
         stays=WITH_ROOM,
         adds_up=True,
     )
-    collectives: int = column(
-        "collectives", measure=lambda of: int(of.rank.is_collective.sum()), stays=WITH_ROOM, adds_up=True
+    collectives: int | None = column(
+        "collectives",
+        measure=lambda of: None if lacks_names(of.rank) else int(of.rank.is_collective.sum()),
+        null="kernels have no names",
+        stays=WITH_ROOM,
+        adds_up=True,
     )
     compute_ns: int | None = column(
         "union of all compute",

@@ -164,3 +164,29 @@ def test_of_several_reasons_the_first_is_given() -> None:
     """It was another one from one start of Python to the next."""
     shares = [f"{share}% of the kernels have no name" for share in range(8, 14)]
     assert [merge_reasons([NOTHING, *shares[at:], *shares[:at]]) for at in range(len(shares))] == shares
+
+
+def test_kernels_without_names_are_no_count_of_collectives(tmp_path: Path) -> None:
+    """'0 collectives' was said, that each kernel ran alone, and that steps lost collectives in their ranges.
+
+    us           0    10   20   30   40
+    compute      gggggggg
+    all-reduce       AAAAAAAAAA      in nccl:all_reduce; only that of step 0 has a name
+    """
+    capture, us = Capture(), 1000
+    for at in range(0, 5 * 40 * us, 40 * us):
+        capture.ranges += [
+            Range(f"step {at}", at, at + 40 * us, 100),
+            Range("nccl:all_reduce", at + 2 * us, at + 3 * us, 100),
+        ]
+        capture.kernels += [
+            Kernel("gemm", at + us, at + 10 * us, at, 100),
+            Kernel("" if at else NCCL, at + 5 * us, at + 30 * us, at + 2500, 100, stream=20),
+        ]
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    overlap, kernels = (json.loads(run_command(command, path)) for command in ("overlap", "kernels"))
+    (rank,), text = overlap["ranks"], run("collectives", path).stdout
+    assert (rank["collectives"], rank["overlap_ratio"], len(rank["steps"])) == (None, None, 5)
+    assert {one["alone"] for one in kernels["kernels"]} == {None}
+    assert text.splitlines()[0].endswith("1 collective is known")
+    assert not any("left out" in one for one in overlap["warnings"])

@@ -536,7 +536,8 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
     if not len(rows):
         return ranges, silent, False
     activities = trace.activities
-    communicates = (activities.process == process) & (activities.category == Category.COMMUNICATION)
+    may = (activities.category == Category.UNKNOWN) & (activities.kind == Kind.KERNEL)  # a kernel without a name
+    communicates = (activities.process == process) & ((activities.category == Category.COMMUNICATION) | may)
     calls = np.unique(trace.launching_calls[communicates & (trace.launching_calls != UNKNOWN)])
     call_ns, caller = trace.calls.start_ns[calls], trace.calls.lane[calls]
     launched = np.zeros(len(rows), np.bool_)

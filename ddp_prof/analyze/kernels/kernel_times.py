@@ -24,6 +24,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.result_bases import measure_fields
+from ddp_prof.analyze.why_unknown import why_unknown_work
 from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column, count_noun
 from ddp_prof.communication import MOST_NAMES
 from ddp_prof.growing_column import in_file, in_order, in_parts
@@ -107,6 +108,8 @@ def medians_by_key(key: Ints, values: Ints, rows: Mask, keys: int | None = None)
     return middle, has
 
 
+NO_TIMES_OF_COMMUNICATION = "it is not known when communication ran"
+
 LEAST_EXECUTIONS = 5
 """A slowdown needs this number of executions beside communication, and as many alone."""
 
@@ -122,7 +125,8 @@ class KernelRuns:
         keys: The distinct kernels.
         kernel: Index into ``keys`` for each execution.
         duration_ns: Duration of each execution.
-        beside_ns: The part of each duration in which communication ran; for collectives, all of it.
+        beside_ns: The part of each duration in which communication ran; for collectives, all of it. ``UNKNOWN`` if it
+            is not known what communicates.
         step: Index of each execution's step; ``UNKNOWN`` outside of all steps, and in a capture without steps.
         steps: Number of measured steps.
     """
@@ -142,7 +146,7 @@ class KernelExecutions:
     Attributes:
         key: The kernel.
         duration_ns: Duration of each execution.
-        beside_ns: The part of each duration in which communication ran.
+        beside_ns: The part of each duration in which communication ran; ``UNKNOWN`` if that is not known.
         rank: Index of the rank of each execution.
         step: Index of each execution's step; ``UNKNOWN`` outside of all steps, and in a capture without steps.
         all_kernels_ns: Sum of the durations of all kernels of the run.
@@ -158,6 +162,11 @@ class KernelExecutions:
     @property
     def communicates(self) -> bool:
         return self.key[3] == COMMUNICATION
+
+    @cached_property
+    def lacks_communication(self) -> bool:
+        """Whether it is not known beside which executions communication ran."""
+        return bool(np.any(self.beside_ns == UNKNOWN))
 
     @cached_property
     def is_beside(self) -> Mask:
@@ -205,6 +214,8 @@ class KernelExecutions:
         """Why the slowdown is not known; ``None`` if it is."""
         if self.communicates:
             return "it communicates itself"
+        if self.lacks_communication:
+            return NO_TIMES_OF_COMMUNICATION
         (beside, alone), where = (int(mask.sum()) for mask in (self.is_beside, self.is_alone)), ""
         if min(beside, alone) >= LEAST_EXECUTIONS:
             if (self.step == UNKNOWN).all():
@@ -219,7 +230,7 @@ class KernelExecutions:
         return None if self.duration_ns[self.compared[1]].any() else "alone it takes no time"
 
     def count(self, chosen: Mask) -> int | None:
-        return None if self.communicates else int(chosen.sum())
+        return None if self.communicates or self.lacks_communication else int(chosen.sum())
 
     def median_of_ns(self, chosen: Mask) -> float | None:
         return None if self.communicates or not chosen.any() else float(np.median(self.duration_ns[chosen]))
@@ -266,24 +277,24 @@ class KernelTime:
     beside: int | None = column(
         "executions that communication covers for more than half of their time",
         measure=lambda of: of.count(of.is_beside),
-        null="it communicates itself",
+        null="it communicates itself; it is not known when communication ran",
         stays=WITH_MUCH_ROOM,
     )
     alone: int | None = column(
         "executions without any communication beside them",
         measure=lambda of: of.count(of.is_alone),
-        null="it communicates itself",
+        null="it communicates itself; it is not known when communication ran",
         stays=WITH_MUCH_ROOM,
     )
     beside_ns: float | None = column(
         "median duration of those beside communication",
         measure=lambda of: of.median_of_ns(of.is_beside),
-        null="there are none; it communicates itself",
+        null="there are none; it communicates itself; it is not known when communication ran",
     )
     alone_ns: float | None = column(
         "median duration of those alone",
         measure=lambda of: of.median_of_ns(of.is_alone),
-        null="there are none; it communicates itself",
+        null="there are none; it communicates itself; it is not known when communication ran",
     )
     slowdown: float | None = column(
         "how many times as long as alone it takes beside communication, at the same position of the step: the median",
@@ -318,11 +329,14 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
         keys.append((name, texts[shape], None if phase == UNKNOWN else PHASES[phase], kind))
     del columns
     start_ns, end_ns = in_order(events.start_ns, rows), in_order(events.end_ns, rows)
+    is_known = why_unknown_work(rank) is None
     return KernelRuns(
         keys=tuple(keys),
         kernel=in_file(kernel),
         duration_ns=in_parts(len(rows), lambda part: end_ns[part] - start_ns[part]),
-        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start_ns, end_ns),
+        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start_ns, end_ns)
+        if is_known
+        else constant_column(UNKNOWN, len(rows)),
         step=in_order(events.step, rows) if rank.has_steps else constant_column(UNKNOWN, len(rows)),
         steps=len(rank.steps),
     )

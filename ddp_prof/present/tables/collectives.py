@@ -10,7 +10,7 @@ from ddp_prof.analyze.collectives.alignment import Alignment
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.columns import Row, count_noun, document_of, milliseconds, table_columns, table_row
+from ddp_prof.columns import Row, by_number, count_noun, document_of, milliseconds, table_columns, table_row
 from ddp_prof.present.cause_headlines import exposed_words
 from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import Headline, outliers_text
@@ -48,7 +48,10 @@ def collectives_view(
     """
     count = len(result.collectives)
     source = f"{source_name(run.trace, run.files)} · device: {run.device}"
-    title = join_lines([f"{source} · {count_noun(count, 'collective')}", headline.text])
+    counted = count_noun(count, "collective")
+    if any(rank.unknown_work for rank in run.ranks):
+        counted = f"{counted} {by_number(count, 'is', 'are')} known" if count else "no collective is known"
+    title = join_lines([f"{source} · {counted}", headline.text])
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     notes = [*outliers, *result.warnings]
     if count and len(run.ranks) > 1:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
-from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
+from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, NO_TIMES_OF_COMMUNICATION, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.why_unknown import NO_COMMUNICATION, NOTHING_LEFT
 from ddp_prof.columns import Row, count_noun, document_of, table_columns, table_row
@@ -195,7 +195,10 @@ def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
     more = [f"{count_noun(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
     shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
     # Tables leave out a column without any value.
-    slowdown = _SLOWDOWN if any(kernel.slowdown is not None for kernel in use.kernels[:top]) else _NO_SLOWDOWN
+    shown = use.kernels[:top]
+    slowdown = _SLOWDOWN if any(kernel.slowdown is not None for kernel in shown) else _NO_SLOWDOWN
+    if all(kernel.reason == NO_TIMES_OF_COMMUNICATION for kernel in shown):
+        slowdown = f"slowdown beside communication is not known: {NO_TIMES_OF_COMMUNICATION}"
     return [_DURATIONS_ADD_UP, slowdown, *shapes, *more]
 
 
