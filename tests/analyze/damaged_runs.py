@@ -26,7 +26,7 @@ from ddp_prof.analyze.core import attribution, clocks, counted_steps, lost_calls
 from ddp_prof.analyze.core.call_numbers import StepNumbers
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.unlaunched import Unlaunched
-from ddp_prof.ingest import collectives, enrich, kineto_json
+from ddp_prof.ingest import collectives, enrich, kineto_columns, kineto_json
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.table import Ints, Mask, Table, empty, select
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
@@ -53,7 +53,7 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(clocks, "CLOCK_ERROR_NS", MOST_EARLY)
         # Reasons why a step is no sample, of which the oracle does not know; they have tests of their own.
         patch.setattr(StepNumbers, "is_whole", lambda *_, **__: False)
-        for rule in ("_are_cut_off", "_lack_calls", "_lack_nodes", "_lack_launches"):
+        for rule in ("_are_cut_off", "_begins_with_the_capture", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(lost_calls, rule, lambda *_: False)
         patch.setattr(
             lost_calls, "_count_silent_ranges", lambda launches: (*np.zeros((2, len(launches.steps)), np.int64), False)
@@ -64,6 +64,9 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         for rule in ("_hold_no_operator", "_lack_collectives", "_lack_phases"):
             patch.setattr(counted_steps, rule, lambda rank: np.zeros(len(rank.steps), np.bool_))
         patch.setattr(enrich, "_run_on_beside_the_next", lambda *_: np.empty(0, np.int64))
+        # What is drawn begins in any order on a stream, and within a microsecond: ../cli/test_reported.py.
+        patch.setattr(enrich, "find_disordered", lambda *_: (np.empty(0, np.int64), 0))
+        patch.setattr(kineto_columns, "find_shifted_copies", lambda start_ns, *_: np.zeros(len(start_ns), np.bool_))
         patch.setattr(recording, "_measure_unlaunched", lambda *_: 0.0)
         # Where no copy is left of calls for copies, those may have taken any time: core/test_blocking.py has a test.
         patch.setattr(RankEvents, "lacks_copies", False)
