@@ -26,6 +26,7 @@ from ddp_prof.ingest.enrich import MOST, SHAPE_COLUMNS
 from ddp_prof.ingest.export_tables import GatheredColumns
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, EventArguments
 from ddp_prof.ingest.names import ordering_kind
+from ddp_prof.ingest.shifted_copies import find_shifted_copies
 from ddp_prof.range_names import OPERATOR_PREFIX
 from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, are_repeated, concatenate, empty, select
 
@@ -299,6 +300,9 @@ class KinetoColumns:
         columns = [getattr(table, name) for name in (*_OF_EVENTS, *_OF_WORK) if hasattr(table, name)]
         # In whole microseconds, two events that take none may look alike.
         is_again = are_repeated(*columns) & (table.end_ns > table.start_ns) & ~is_lost
+        if isinstance(table, DeviceEvents):
+            of_device = (table.pid, table.device, table.lane, table.name)
+            is_again |= find_shifted_copies(table.start_ns, table.end_ns, table.correlation, *of_device)
         self.repeated[category] += int(np.count_nonzero(is_again))
         left_out = is_lost | is_again
         if not left_out.any():

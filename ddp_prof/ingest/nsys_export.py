@@ -28,6 +28,7 @@ from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns
 from ddp_prof.ingest.names import NameTable, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, process_ids, read_rows, thread_ids
+from ddp_prof.ingest.shifted_copies import find_shifted_copies
 from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
@@ -316,6 +317,10 @@ def _find_rows(
         & (spans.end_ns > spans.start_ns),
         "calls": np.zeros(len(calls["start"]), np.bool_),
     }
+    start_ns, end_ns, *same, number, process, _ = (columns[name] for name in ACTIVITY_COLUMNS)
+    again["activities"] |= find_shifted_copies(
+        start_ns, end_ns, number, process, *same, columns["name"], columns["kind"]
+    )
     counts = {table: rows & ~again[table] for table, rows in has_start.items()}
     repeated = sum(int((rows & again[table]).sum()) for table, rows in has_start.items())
     collectives_again = int((activities.category[again["activities"]] == Category.COMMUNICATION).sum())

@@ -792,6 +792,19 @@ def test_a_file_that_holds_all_events_twice_says_what_it_says_of_one(how: str, t
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_what_a_file_holds_twice_is_known_also_if_the_second_begins_later(how: str, tmp_path: Path) -> None:
+    """Two profilers at once: each kernel counted twice, and hid communication for longer."""
+    numbered, told = changed(usual(), lambda place, one: replace(one, number=1 + place)), []
+    later = [replace(one, start=one.start + US, end=one.end + US) for one in numbered.kernels]
+    for name, capture in (("once", numbered), ("twice", replace(numbered, kernels=[*numbered.kernels, *later]))):
+        (tmp_path / name).mkdir()
+        trace = written("", capture, how, tmp_path / name)
+        told.append(json.loads(run("overlap", "--format", "json", trace).stdout))
+    assert told[0]["ranks"] == told[1]["ranks"]
+    assert "40, with 5 duplicate collectives" in " ".join(told[1]["warnings"])
+
+
 def test_a_run_of_lost_steps_is_not_said_to_mark_none(tmp_path: Path) -> None:
     lost = changed(usual(), lambda _, one: replace(one, is_lost=one.name == NCCL))
     traces = [write_capture(tmp_path / "x.sqlite", usual()), write_capture(tmp_path / "y.sqlite", lost)]
