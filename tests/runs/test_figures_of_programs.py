@@ -109,8 +109,8 @@ def test_critical_paths(case: Case) -> None:
 
 def test_lateness(case: Case) -> None:
     times_last: Counter[int] = Counter()
-    for place, found in enumerate(case.said["skew"]["steps"]):
-        steps = [truth.steps[place] for truth in case.truths]
+    for found in case.said["skew"]["steps"]:
+        steps = [truth.steps[found["step"]] for truth in case.truths]
         begins = [[round(op.start) for op in step.collectives] for step in steps]
         lags = [
             max(at - median(others) for at, *others in zip(own, *begins[:rank], *begins[rank + 1 :], strict=True))
