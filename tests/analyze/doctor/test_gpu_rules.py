@@ -14,6 +14,7 @@ import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
+from ddp_prof.analyze.collectives.skew import StepSkew
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.trace_ranks import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
@@ -26,6 +27,7 @@ from ddp_prof.analyze.doctor.gains import NO_QUEUE
 from ddp_prof.analyze.doctor.hosts import host_sync, straggler
 from ddp_prof.analyze.doctor.rank_facts import measure_facts
 from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.missing import Missing
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.analyze.step_cost import find_slowed
@@ -799,9 +801,25 @@ def test_a_host_that_loads_data_between_the_ranges_of_steps() -> None:
             device.launch(1_000, 7, 3 * MS, is_collective=False)
             device.launch(1_000, 20, MS, is_collective=True)
             device.synchronize(1_000)
-    (finding,) = diagnose(device.trace()).findings
+    run = evidence_of(device.trace())
+    (finding,) = diagnose_run(run).findings
     assert (finding.rule, finding.cost_ns) == ("launch-bound host", 5 * MS + 1)
     assert finding.evidence.startswith("62 % of the time from step to step, 5.00 ms, lies between the ranges of steps")
+    lacking = replace(run, overlap=replace(run.overlap, missing=Missing("no GPU activities")))
+    assert not diagnose_run(lacking).findings, "what ran between steps may be what was not recorded"
+
+
+@pytest.mark.parametrize(("last_steps", "is_seldom"), [(STEPS // 2 - 1, True), (STEPS // 2, False)])
+def test_a_rank_that_is_late_in_less_than_half_of_the_steps_does_something_now_and_then(
+    last_steps: int, is_seldom: bool
+) -> None:
+    run = evidence_of(training().trace())
+    (rank,), steps = run.skew.ranks, tuple(StepSkew(step, (0,), None, 0) for step in range(STEPS))
+    late = replace(rank, last_steps=last_steps, lag_when_last_ns=MS, cost_ns=last_steps * MS)
+    skew = replace(run.skew, ranks=(late,), steps=steps, straggler=0, reason=None, costs_ns=(MS,) * STEPS)
+    finding = straggler(replace(run, skew=skew))
+    assert isinstance(finding, Finding)
+    assert ("in the mean step" in finding.evidence, "now and then" in finding.advice) == (is_seldom, is_seldom)
 
 
 def test_one_collective_per_parameter() -> None:
