@@ -206,8 +206,7 @@ def time_without_size(run: RunEvidence) -> Finding | Abstained | None:
         return None
     if not alike:
         sizes = np.concatenate([rank.timings.bytes for rank in run.analysis.ranks])
-        is_known = not len(sizes) or bool((sizes != UNKNOWN).any())
-        return None if is_known else Abstained(TIME_WITHOUT_SIZE, run.why_no_sizes)
+        return None if (sizes != UNKNOWN).any() else Abstained(TIME_WITHOUT_SIZE, run.why_no_sizes)
     operation = f"{alike.operation.replace('_', '-')}s"
     latency, late_rank = "measure the latency of a small all-reduce.", "Record all ranks and see which arrives late"
     way_out = latency.capitalize() if alike.is_transfer else f"{late_rank} (ddp-prof skew), or {latency}"

@@ -31,6 +31,7 @@ from ddp_prof.analyze.missing import Missing
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.analyze.step_cost import find_slowed
+from ddp_prof.communication import BARRIER, OPERATIONS
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.cause_headlines import root_cause_headline
 from ddp_prof.runs import load_runs
@@ -273,6 +274,16 @@ def test_a_barrier_is_called_needless_only_where_the_reduction_couples_all_ranks
         for rank in run.analysis.ranks
     ]
     assert _reduction_couples_all(replace(run, analysis=replace(run.analysis, ranks=tuple(ranks)))) is couples
+
+
+def test_a_rank_that_reduces_no_gradients_is_coupled_to_no_other_one() -> None:
+    run = evidence_of(with_buckets([0, 1, 2]))
+    ranks = [
+        replace(rank, timings=replace(rank.timings, operation=np.full(len(rank.timings), OPERATIONS.index(BARRIER))))
+        for rank in run.analysis.ranks
+    ]
+    assert _reduction_couples_all(run)
+    assert not _reduction_couples_all(replace(run, analysis=replace(run.analysis, ranks=tuple(ranks))))
 
 
 def queued(delay_ns: int) -> Trace:
