@@ -147,8 +147,10 @@ def _why_nothing(code: int, folder: Path) -> str:
     """Return why a program that failed left no trace in ``folder``; ``code`` is its exit code, not 0."""
     name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else ""
     ended = f"was ended by {name}" if name else f"ended with exit code {code}"
-    way_out = "a program that is killed, or calls os._exit, needs --steps, as 1:10" if name else "see its output above"
-    return f"the program {ended}, and no rank wrote a trace into {folder}: {way_out}"
+    # A launcher such as torchrun has a code of its own, whatever ended its ranks.
+    above = "" if name else "see its output above; "
+    way_out = "a program that is killed, or calls os._exit, needs --steps, as 1:10"
+    return f"the program {ended}, and no rank wrote a trace into {folder}: {above}{way_out}"
 
 
 def _monitor_job(context: click.Context, job: Job, every: str) -> None:

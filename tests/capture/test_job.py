@@ -27,6 +27,7 @@ from ddp_prof.capture.job import Job, choose_nsys, export_reports
 from ddp_prof.capture.losses import find_losses
 from ddp_prof.capture.processes import _find_marked_processes, claim, scratch_folder
 from ddp_prof.capture.variant import LOST_RACE
+from ddp_prof.cli.capture import _why_nothing
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest import load
 from ddp_prof.ingest.load import load_trace
@@ -670,6 +671,15 @@ def test_an_nsys_that_fails_is_not_taken_for_the_program(tmp_path: Path) -> None
     last = done.stderr.splitlines()[-1]
     assert last.startswith("nothing to read: nsys wrote no report: see its output above"), done.stderr
     assert "the program ended" not in last
+
+
+@pytest.mark.parametrize(("code", "said"), [(1, "exit code 1"), (137, "SIGKILL")])
+def test_of_ranks_that_were_killed_the_advice_is_steps_whatever_code_the_launcher_has(code: int, said: str) -> None:
+    """Of ranks under torchrun, which ends with 1 where a rank was killed or called os._exit, only 'see above' was."""
+    why = _why_nothing(code, Path("out"))
+    assert f"was ended by {said}" in why or f"ended with {said}" in why
+    assert ("see its output above" in why) == (code == 1)
+    assert why.endswith("a program that is killed, or calls os._exit, needs --steps, as 1:10")
 
 
 @pytest.fixture
