@@ -36,7 +36,9 @@ from ddp_prof.trace import (
 
 _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
-_BEFORE = r"^(?:#{1,9} ?)?(?:(?:epoch|rank)[ _:=#-]*\d+[ ,_/-]+)?(?:training|train|global|measure(?:d|ment)?)?[ _/-]?"
+_BEFORE = (
+    r"^(?:#{1,9} ?)?(?:(?:epoch|rank)[ _:=#-]*\d+[ ,_/|:;-]+)?(?:training|train|global|measure(?:d|ment)?)?[ _/-]?"
+)
 _NUMBER = r"[ _#:=/\[-]{0,2}(\d+)(?:[/,]\d+)?[\])]?(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
 _IN_TRAINING = r"^#{0,9} ?(?:train(?:ing)?[/:.])?"
 _PHASE_END = r"(?:[ _-]?(?:pass|step))?(?:\(\)|[ _]?\[?\d+(?:/\d+)?\]?)? ?#*$"
@@ -74,7 +76,7 @@ KNOWN_NAMES = (
         STEP, _LOOPS, rf"{_BEFORE}(?:step|iteration|iter){_NUMBER}",
         (
             "step 3", "Iteration 3 (rank 0)", "iter_3", "train/step/3", "step_3_rank0", "### step 3", "epoch 0 step 3",
-            "rank_0_step_3", "measured_step_3", "step[3]", "iteration[3,7)",
+            "rank_0_step_3", "measured_step_3", "step[3]", "iteration[3,7)", "epoch 0 | step 3", "rank 0: step 3",
         ),
     ),
     KnownName(STEP, _LOOPS, rf"{_BEFORE}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3/60")),
