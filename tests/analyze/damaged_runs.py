@@ -56,7 +56,7 @@ def known_to_the_oracle() -> Iterator[pytest.MonkeyPatch]:
         for rule in ("_are_cut_off", "_begins_with_the_capture", "_lack_calls", "_lack_nodes", "_lack_launches"):
             patch.setattr(lost_calls, rule, lambda *_: False)
         patch.setattr(
-            lost_calls, "_count_silent_ranges", lambda launches: (*np.zeros((2, len(launches.steps)), np.int64), False)
+            lost_calls, "_count_silent_ranges", lambda launches: (*np.zeros((2, len(launches.steps)), np.int64), 0.0)
         )
         patch.setattr(
             recording, "_count_lost_copies", lambda _, __, steps: (np.zeros(len(steps), np.int64), True, True)

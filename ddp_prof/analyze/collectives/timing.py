@@ -180,6 +180,7 @@ class RankCollectives(RankResult):
         reason: Why its overlapped communication is not known; ``None`` if it is.
         loses_launches: Whether so many launches of its communication are lost that its steps get no figures.
         unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
+        lost_share: Which fraction of all launches of its process seems to be lost one by one; 0 if that is not known.
     """
 
     process: int
@@ -206,6 +207,7 @@ class RankCollectives(RankResult):
     consumers: tuple[str, ...] = ()
     host_waits: int = 0
     clocks_disagree: bool = False
+    lost_share: float = 0.0
     begins_on_host: bool = True
 
     @property
@@ -308,6 +310,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
         clocks_disagree=rank.clocks_disagree,
+        lost_share=rank.recording.lost_share,
         begins_on_host=not rank.runs_ahead,
     )
 

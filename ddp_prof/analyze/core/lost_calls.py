@@ -74,6 +74,9 @@ _MANY = 1 / 3
 _SURELY_SOME = 3
 """Smallest number of launches that a step is expected to lack: the chance that it lacks none is 5 % (``exp(-3)``)."""
 
+_LEAST_LOST = 3
+"""Smallest number of lost collectives that tell how many launches are lost."""
+
 _AS_NEAR = 2
 """Other launches are as near to a lost collective if the time without them is at most so many times that of others."""
 
@@ -171,21 +174,22 @@ class LostCalls:
         is_partial: For each step, whether a part of its calls seems to be lost.
         ranges: Number of ranges of collectives in each step.
         silent_ranges: Number of these in which a collective seems to be lost.
+        lost_share: Which fraction of all launches seems to be lost one by one; 0 if that is not known.
     """
 
     is_silent: Mask
     is_partial: Mask
     ranges: Ints
     silent_ranges: Ints
+    lost_share: float
 
 
 def find_lost_calls(launches: StepLaunches, phases: Phases) -> LostCalls:
     """Return which steps seem to lack calls, with what these launched."""
     is_silent = _find_silent_steps(launches)
-    ranges, silent_ranges, are_apart = _count_silent_ranges(launches)
+    ranges, silent_ranges, lost_share = _count_silent_ranges(launches)
     is_partial = silent_ranges > 0
-    if are_apart:
-        is_partial |= _lack_as_much_as_others(launches.counts, ranges, silent_ranges)
+    is_partial |= _lack_as_much_as_others(launches.counts, ranges, silent_ranges, lost_share)
     is_partial |= _launch_less_beside_silent(launches.counts, is_silent)
     is_partial |= _lack_phases(launches, phases, is_silent)
     is_partial |= _are_cut_off(launches)
@@ -193,7 +197,7 @@ def find_lost_calls(launches: StepLaunches, phases: Phases) -> LostCalls:
     is_partial |= _lack_calls(launches)
     is_partial |= _lack_nodes(launches)
     is_partial |= _lack_launches(launches)
-    return LostCalls(is_silent, is_partial, ranges, silent_ranges)
+    return LostCalls(is_silent, is_partial, ranges, silent_ranges, lost_share)
 
 
 def _find_silent_steps(launches: StepLaunches) -> Mask:
@@ -492,7 +496,7 @@ def _lacks_some(names: Ints, numbers: Ints, usual_names: Ints, usual_numbers: In
     return lacking > 0 and 2 * lacking > len(usual) - len(names) and unusual <= most_unusual
 
 
-def _lack_as_much_as_others(counts: Ints, ranges: Ints, silent_ranges: Ints) -> Mask:
+def _lack_as_much_as_others(counts: Ints, ranges: Ints, silent_ranges: Ints, lost_share: float) -> Mask:
     """Return which steps must lack launches because many others lack collectives here and there.
 
     Only of ranges of collectives it is known what each must launch. If launches are lost at random, and nothing was
@@ -501,15 +505,15 @@ def _lack_as_much_as_others(counts: Ints, ranges: Ints, silent_ranges: Ints) -> 
     """
     launching = counts > 0
     lacking = launching & (silent_ranges > 0) & (silent_ranges < ranges)
-    if lacking.sum() < max(2, _MANY * launching.sum()):
-        return np.zeros(len(counts), np.bool_)
-    share = silent_ranges[launching].sum() / ranges[launching].sum()
-    found: Mask = launching & (share * counts >= _SURELY_SOME)
+    are_many = lacking.sum() >= max(2, _MANY * launching.sum())
+    found: Mask = launching & are_many & (lost_share * counts >= _SURELY_SOME)
     return found
 
 
-def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
-    """Return how many ranges of collectives each step has, in how many of them a collective seems to be lost, and how.
+def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, float]:
+    """Return how many ranges of collectives each step has, and in how many of them a collective seems to be lost.
+
+    The last element is :attr:`LostCalls.lost_share`.
 
     Nothing that communicates was launched in these, although it was in most ranges of that name, or in all of them in
     some steps, and in none in others::
@@ -520,8 +524,8 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
 
     None is lost in steps that have fewest ranges of that name that launch nothing, if most have: the program does so.
 
-    Collectives are lost one by one (the last element is ``True``) if other launches were recorded as near to them as to
-    other collectives; else all that was launched meanwhile is lost.
+    Collectives are lost one by one if other launches were recorded as near to them as to other collectives; else all
+    that was launched meanwhile is lost.
     """
     trace, process, steps = launches.trace, launches.process, launches.steps
     spans = trace.spans
@@ -534,7 +538,7 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
     of_step = steps.index_at(spans.start_ns[rows])
     ranges = np.bincount(of_step, minlength=len(steps))
     if not len(rows):
-        return ranges, silent, False
+        return ranges, silent, 0.0
     activities = trace.activities
     may = (activities.category == Category.UNKNOWN) & (activities.kind == Kind.KERNEL)  # a kernel without a name
     communicates = (activities.process == process) & ((activities.category == Category.COMMUNICATION) | may)
@@ -568,8 +572,9 @@ def _count_silent_ranges(launches: StepLaunches) -> tuple[Ints, Ints, bool]:
     is_known = (around[0] >= 0) & (around[1] < len(launches.launch_ns))
     apart_ns = np.subtract(*(launches.launch_ns[at[is_known]] for at in reversed(around)))
     lost, others = apart_ns[is_lost[is_known]], apart_ns[launched[is_known]]
-    are_apart = len(lost) > 0 and len(others) > 0 and np.median(lost) <= _AS_NEAR * np.median(others)
-    return ranges, silent, bool(are_apart)
+    are_told = is_lost.sum() >= _LEAST_LOST and len(lost) > 0 and len(others) > 0
+    are_apart = are_told and np.median(lost) <= _AS_NEAR * np.median(others)
+    return ranges, silent, float(is_lost.sum() / (is_lost | launched).sum()) if are_apart else 0.0
 
 
 def names_of_collectives(trace: Trace) -> dict[int, str]:

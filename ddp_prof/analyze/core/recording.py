@@ -32,7 +32,7 @@ from ddp_prof.analyze.core.clocks import Clocks, compare_clocks
 from ddp_prof.analyze.core.lost_calls import StepLaunches, find_lost_calls, names_of_collectives
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.core.unlaunched import find_unlaunched
-from ddp_prof.columns import by_number
+from ddp_prof.columns import by_number, percent
 from ddp_prof.communication import DEVICE_BARRIER, operation_of
 from ddp_prof.notes import Doubt
 from ddp_prof.table import (
@@ -96,6 +96,7 @@ class Recording:
         step_ranges: Number of ranges of collectives in each step.
         step_silent_ranges: Number of these in which a collective seems to be lost; see
             :mod:`.lost_calls`.
+        lost_share: Which fraction of all launches seems to be lost one by one, with their work; 0 if that is not known.
         clocks: How the times of host and devices fit together.
         unlaunched: Fraction of the time of its compute without a recorded call, though other compute has one. What was
             launched before the recording began is left out, and what began in incomplete steps.
@@ -120,6 +121,7 @@ class Recording:
     is_partial: Mask
     step_ranges: Ints
     step_silent_ranges: Ints
+    lost_share: float
     clocks: Clocks
     unlaunched: float
 
@@ -254,6 +256,11 @@ class Recording:
             "collectives nothing was launched that is known to communicate",
         )
         leave_out(is_partial & ~lacks_collectives, "{their} launches seem to be recorded only in part")
+        if self.lost_share and counts.any():
+            notes.append(
+                f"launches seem to be lost one by one, about {percent(self.lost_share)} of all: also in the steps that "
+                "count, so figures are of what was recorded"
+            )
         if self.precedes_collectives.any():
             which = name_steps(names, self.precedes_collectives)
             notes.append(
@@ -320,6 +327,7 @@ def find_recording(trace: Trace, process: int, steps: Steps, phases: Phases) -> 
         is_partial=lost_calls.is_partial,
         step_ranges=lost_calls.ranges,
         step_silent_ranges=lost_calls.silent_ranges,
+        lost_share=lost_calls.lost_share,
         clocks=clocks,
         unlaunched=0.0,
     )

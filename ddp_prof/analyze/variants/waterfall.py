@@ -296,6 +296,8 @@ def _measure_budget(
         compute, width = widths.pop("compute"), contention.half_width_ns
         if width is not None:
             widths |= {"contention": width, "compute": half_width_of_change(compute, width)}
+    if any(rank.lost_share for rank in run.ranks):  # each step lacks some work, and no interval knows how much
+        widths = {part: width for part, width in widths.items() if part == "step"}
     return Budget(
         label=run.label,
         device=run.device,

@@ -259,10 +259,11 @@ HOW_TO_READ_CHANGES = (
 
 def change_rows(changes: Sequence[PartChange]) -> list[Row]:
     """Return a row for each part of the step that may have changed between two runs of one variant."""
+    knows_spread = any(change.half_width_ns is not None for change in changes)
     return [
         {
             **table_row(change),
-            "significant": _significance(change),
+            "significant": _significance(change, knows_spread=knows_spread),
             "cause": collective_change_text(change.cause) if change.cause else None,
         }
         for change in changes
@@ -371,8 +372,12 @@ def changed_text(changes: Sequence[PartChange]) -> str:
     if not is_unknown and all(change.half_width_ns is None for change in changes):
         nothing = "no part of it changed; too few steps for a spread"
     texts, step = change_texts(changes), next((change for change in changes if change.part == "step"), None)
-    if texts and step and step.is_beyond_spread is False and step.half_width_ns:
-        texts.insert(0, f"step within ±{milliseconds(round(step.half_width_ns))}")
+    if step and step.is_beyond_spread is False and step.half_width_ns:
+        parts = [change for change in changed if change is not step]
+        if parts and all(change.is_beyond_spread is None for change in parts):
+            nothing = "the step did not change beyond the spread; what its parts did is not known"
+        if texts:
+            texts.insert(0, f"step within ±{milliseconds(round(step.half_width_ns))}")
     return "; ".join(texts) or nothing
 
 
@@ -392,12 +397,15 @@ _MOVES = {
 """For each change of a collective: the verb, and the words for more and for less time."""
 
 
-def _significance(change: PartChange) -> str:
-    """Return whether a part became longer or shorter, or why neither is said."""
+def _significance(change: PartChange, *, knows_spread: bool) -> str:
+    """Return whether a part became longer or shorter, or why neither is said.
+
+    There are too few steps if not even the step's spread is known (``knows_spread``).
+    """
     if change.change_ns is None:
         return "not known"
     if change.is_beyond_spread is None:
-        return "too few steps"
+        return "not known" if knows_spread else "too few steps"
     if not change.is_beyond_spread:
         return "no change" if change.half_width_ns is None else "within the spread"
     return "longer" if change.change_ns > 0 else "shorter"

@@ -691,6 +691,7 @@ class TestStepsThatLostTheirCallsToo:
             ("one in seven", []),
             ("all around one collective", [0, 2, 4, 6]),  # as a buffer that was dropped: the others have all
             ("a few", [0, 1, 2, 4, 5, 6, 7]),
+            ("in two steps", [0, 1, 3, 4, 6, 7]),  # of eight, which is too few to leave out the others
         ],
     )
     def test_steps_with_all_collectives_do_not_count_where_launches_of_all_were_lost_here_and_there(
@@ -708,6 +709,7 @@ class TestStepsThatLostTheirCallsToo:
             "one in seven": lambda step, at: (at + 3 * step) % 7 == 0,
             "all around one collective": lambda step, at: step % 2 == 1 and abs(at - 20) < 8,
             "a few": lambda step, at: step == 3 and at in (5, 20),
+            "in two steps": lambda step, at: step in (2, 5) and at in (5, 10, 30),
         }[lost]
         launches, collectives = "", iter("ABCDEFGHIJKLMNOPQRSTUVWXYZÀÁÂÃÄÅÆÇ")
         for step in range(8):
@@ -724,7 +726,10 @@ class TestStepsThatLostTheirCallsToo:
             launches={"main": launches},
             streams={7: launches},
         )
-        assert steps_of(launching(trace)) == counted
+        (rank,) = find_rank_events(launching(trace))
+        assert [*rank.steps.number.tolist()] == counted
+        told = [note for note in rank.step_notes if "one by one, about 12 % of all: also in the steps" in note]
+        assert len(told) == (lost == "in two steps"), "4 of 32 collectives are lost"
 
     def test_ranges_whose_ends_were_lost_do_not_tell_that_a_collective_was(self) -> None:
         """That of the last range, as torch.profiler wrote 0 for the durations of what began late."""

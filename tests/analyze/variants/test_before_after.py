@@ -30,6 +30,7 @@ from ddp_prof.present.tables.compare import (
     collective_change_text,
 )
 from tests.analyze.collectives.test_lateness import job
+from tests.analyze.variants.test_waterfall import run_of_steps
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
@@ -316,6 +317,23 @@ def test_a_run_whose_clocks_disagree_is_not_said_to_have_longer_steps(two_runs: 
     changes = {change["part"]: change["is_beyond_spread"] for change in json.loads(told)["changes"]}
     assert changes["step"] is None
     assert True not in changes.values()
+
+
+def test_what_parts_of_a_step_did_is_not_known_of_a_run_that_lost_launches_one_by_one() -> None:
+    """The U-Net without 2 % of its launches had longer exposed copies and idle time than the same run."""
+    before, after = run_of_steps("before", [1500, 1510, 1490, 1500]), run_of_steps("after", [1200, 1210, 1190, 1200])
+    lossy = replace(after, ranks=tuple(replace(rank, lost_share=0.02) for rank in after.ranks))
+    for run_after, of_compute, text in (
+        (after, "shorter", "step -0.3 µs; compute -0.3 µs"),
+        (lossy, "not known", "step -0.3 µs"),
+    ):
+        changes = compare_before_after((before, ()), (run_after, ()))
+        row_of = {row["part"]: row for row in change_rows(changes)}
+        assert (row_of["step"]["significant"], row_of["compute"]["significant"]) == ("shorter", of_compute)
+        assert changed_text(changes) == text
+    alike = replace(before, ranks=tuple(replace(rank, lost_share=0.02) for rank in before.ranks))
+    told = changed_text(compare_before_after((before, ()), (alike, ())))
+    assert told == "the step did not change beyond the spread; what its parts did is not known"
 
 
 def test_one_pair_of_equal_runs_in_twenty_seems_to_have_changed() -> None:
