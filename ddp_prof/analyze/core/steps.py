@@ -76,7 +76,7 @@ KNOWN_NAMES = (
         STEP, _LOOPS, rf"{_BEFORE}(?:step|iteration|iter){_NUMBER}",
         (
             "step 3", "Iteration 3 (rank 0)", "iter_3", "train/step/3", "step_3_rank0", "### step 3", "epoch 0 step 3",
-            "rank_0_step_3", "measured_step_3", "step[3]", "iteration[3,7)", "epoch 0 | step 3", "rank 0: step 3",
+            "rank_0_step_3", "measured_step_3", "step[3]", "iteration[3,7)", "epoch 0: step 3", "rank 0: step 3",
         ),
     ),
     KnownName(STEP, _LOOPS, rf"{_BEFORE}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3/60")),
