@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import gzip
 import multiprocessing
 import os
@@ -42,6 +43,7 @@ def make_profile(*, on_gpu: bool) -> profile:
         on_gpu: Whether it records the GPU as well as the CPU.
     """
     _let_forks_end()
+    _keep_results_at_exit()
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)
     all_threads: dict[str, Any] = {"profile_all_threads": True} if RECORDS_ALL_THREADS else {}
     return profile(
@@ -69,6 +71,28 @@ def _let_forks_end() -> None:
             libc.on_exit(step, None)
 
     os.register_at_fork(after_in_child=leave_out_destructors)
+
+
+def free_results(recorded: profile) -> None:
+    """Free at once what a profiler of ours has recorded, because a profiler of the program records after it."""
+    if recorded.profiler is not None:
+        recorded.profiler.kineto_results = None
+
+
+@cache
+def _keep_results_at_exit() -> None:
+    atexit.register(keep_results)
+
+
+def keep_results() -> None:
+    """Let the results of all profilers of this process live on until it has ended.
+
+    Where two have recorded, one of ours and one of the program, torch may end in a segmentation fault as it frees
+    results while Python ends.
+    """
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.autograd.profiler.profile) and (results := one.kineto_results) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(results))
 
 
 def export_trace(recorded: profile, target: Path, *, is_compressed: bool) -> None:

@@ -27,6 +27,7 @@ from ddp_prof.annotate.recording import (
     call_at_exit,
     call_before_profilers,
     export_trace,
+    free_results,
     make_profile,
     wrap_with_call,
 )
@@ -115,6 +116,7 @@ class _Recording:
             self._is_free = False
             if self._profile is not None:
                 self._profile.stop()
+                free_results(self._profile)
                 self._profile = None
             _tell(
                 "the program starts its own torch.profiler, so ddp-prof records nothing: read the traces of the "

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import resource
+import sys
 from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+import torch
 
+from ddp_prof.annotate.recording import keep_results
 from tests.forked_analysis import forked_analysis
 from tests.forked_python import run_python
 
@@ -92,3 +95,12 @@ def test_on_a_full_disk_training_goes_on_with_one_warning(tmp_path: Path, size: 
         (warning,) = said
         assert "was not written: torch.profiler left no file there" in warning
         assert list(folder.iterdir()) == []
+
+
+def test_results_of_a_profiler_that_are_there_at_the_end_are_not_freed() -> None:
+    """Where the program's profiler had recorded after ours, its process ended in a segmentation fault, mostly."""
+    of_program, results = torch.autograd.profiler.profile(), object()
+    of_program.kineto_results = results  # type: ignore[assignment]
+    before = sys.getrefcount(results)
+    keep_results()
+    assert sys.getrefcount(results) == before + 1
