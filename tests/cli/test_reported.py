@@ -1087,6 +1087,22 @@ def test_steps_of_a_host_that_is_far_ahead_are_replayed(tmp_path: Path) -> None:
     assert (finding["rule"], finding["expected_gain_ns"]) == ("copies out of buckets", 3 * US)
 
 
+def test_copies_of_every_third_step_are_told_of_such_a_step(tmp_path: Path) -> None:
+    """The others accumulate gradients: 'expected gain 0.0 ms; at most 0.0 ms per step' was the main advice."""
+    capture = copies_far_ahead(15)
+    accumulates = [index % 3 > 0 for index in range(15)]
+    capture.kernels = [
+        kernel
+        for kernel in capture.kernels
+        if not accumulates[(kernel.launch or 0) // US] or kernel.name not in (NCCL, "copy back")
+    ]
+    capture.syncs = [one for one in capture.syncs[:-1] if not accumulates[one.at // US]] + capture.syncs[-1:]
+    trace = write_capture(tmp_path / "x.sqlite", capture)
+    (finding,) = json.loads(run("doctor", "--format", "json", trace).stdout)["findings"]
+    assert (finding["rule"], finding["expected_gain_ns"]) == ("copies out of buckets", 3 * US)
+    assert "take 3.0 µs of a typical step that copies" in finding["evidence"]
+
+
 @pytest.mark.parametrize(("kind", "is_found"), [(1, False), (2, False), (8, True), (0, True)])
 def test_what_copies_from_or_to_the_host_copies_no_gradients(kind: int, is_found: bool, tmp_path: Path) -> None:
     """As of the bitmap of unused parameters: in exports of nsys, gradient_as_bucket_view was the advice."""

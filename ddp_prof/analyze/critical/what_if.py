@@ -117,14 +117,17 @@ class WhatIf:
         """Return whether :meth:`without` has an answer: some rank has ``what``, or there is a reason for no gain."""
         return bool(self.reason) or any(what in one.left_out for one in self._ranks)
 
-    def without(self, what: str) -> Gain:
-        """Return the gain without ``what``: a key of :attr:`.critical_path.RankWork.left_out`, such as ``COPIES``."""
+    def without(self, what: str, keys: Collection[int] | None = None) -> Gain:
+        """Return the gain without ``what``: a key of :attr:`.critical_path.RankWork.left_out`, such as ``COPIES``.
+
+        ``keys`` are those of the steps that count; by default all.
+        """
         # If the gaps before it may stay, the interval covers the results with and without them.
-        gain = self._gain(what)
+        gain = self._gain(what, keys=keys)
         with_gaps = f"{what}{WITH_GAPS}"
         if gain.low_ns is None or gain.high_ns is None or not any(with_gaps in one.left_out for one in self._ranks):
             return gain
-        other = self._gain(with_gaps)
+        other = self._gain(with_gaps, keys=keys)
         ends = [end for end in (other.low_ns, other.high_ns) if end is not None]
         return replace(gain, low_ns=min(gain.low_ns, *ends), high_ns=max(gain.high_ns, *ends))
 
@@ -162,6 +165,7 @@ class WhatIf:
         choose: Callable[[RankCollectives], Mask] | None = None,
         late: Callable[[int], tuple[int, ...]] | None = None,
         surely: Collection[int] = (),
+        keys: Collection[int] | None = None,
     ) -> Gain:
         """Return the gain of changed replays against the recorded ones: of a typical step or, with ``late``, the mean.
 
@@ -170,6 +174,7 @@ class WhatIf:
             choose: See :meth:`without_collectives`.
             late: See :meth:`without_lag`.
             surely: See :meth:`without_lag`.
+            keys: See :meth:`without`.
         """
         if self.reason:
             return unknown_gain(self.reason)
@@ -182,6 +187,8 @@ class WhatIf:
             return unknown_gain(CLOCKS_CONTRADICT)
         # One replay for each choice of late ranks; a late rank does not tell when the step of the others ends.
         every = [(key, start_ns, late(key) if late else ()) for key, start_ns in self._steps(before)]
+        if keys is not None:
+            every = [step for step in every if step[0] in keys]
         concerned = [step for step in every if step[2] or not late]
         steps = _spread(concerned, surely)
         found_after = {who: self._join(changed, choose, who) for who in dict.fromkeys(who for *_, who in steps)}

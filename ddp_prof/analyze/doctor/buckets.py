@@ -286,13 +286,18 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
         return None
     # On the critical path of a typical step, the host delays the step by ``most_ns``: launches cost no more than that.
     most_ns = math.inf if run.critical.reason else median_or_zero([path.host_delay_ns for path in run.critical.steps])
+    # Steps that only accumulate gradients copy none.
     of_ranks = [
-        (median_or_zero(facts.copies_ns), round(min(median_or_zero(facts.copy_launches_ns), most_ns)))
+        (
+            median_or_zero([ns for ns in facts.copies_ns if ns]),
+            round(min(median_or_zero([ns for ns in facts.copy_launches_ns if ns]), most_ns)),
+        )
         for facts in run.facts_of_steps
     ]
     slowest = max(range(len(of_ranks)), key=lambda index: sum(of_ranks[index]))
     copies_ns, launches_ns = of_ranks[slowest]
-    whole = run.whole
+    do_some_not = any(0 in facts.copies_ns for facts in run.facts_of_steps)
+    whole = f"{run.whole}{' that copies' if do_some_not else ''}"
     if sum(len(facts.copies_ns) > 0 for facts in run.facts_of_steps) > 1:
         whole += f" of {run.analysis.ranks[slowest].name}"
     launches = f", and their launches up to {milliseconds(launches_ns)} more" if launches_ns else ""

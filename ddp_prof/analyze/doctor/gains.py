@@ -26,7 +26,7 @@ from ddp_prof.analyze.doctor.communication import (
 from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence
 from ddp_prof.analyze.doctor.hosts import HOST_SYNC, STRAGGLER
 from ddp_prof.analyze.statistics import FEW_STEPS
-from ddp_prof.table import UNKNOWN, Mask, begins_run
+from ddp_prof.table import UNKNOWN, Mask, begins_run, distinct
 
 _MOST_REPLAYS = 32
 """A lag is replayed for at most this number of choices of late ranks."""
@@ -138,12 +138,18 @@ def _are_votes(rank: RankCollectives) -> Mask:
     return found
 
 
+def _without_copies(run: RunEvidence) -> Gain:
+    """Return the gain without copies out of buckets in a typical step that reduces gradients; others copy none."""
+    reducing = [rank.keys[carry_gradients(rank)] for rank in run.analysis.ranks]
+    return run.what_if.without(COPIES, {*distinct(np.concatenate(reducing))})
+
+
 def _without_common_queue(run: RunEvidence) -> Gain:
     return run.what_if.without(COMMON_QUEUE) if run.what_if.knows(COMMON_QUEUE) else unknown_gain(NO_QUEUE)
 
 
 SIMULATED: Mapping[str, Callable[[RunEvidence], Gain]] = {
-    BUCKET_COPIES: lambda run: run.what_if.without(COPIES),
+    BUCKET_COPIES: _without_copies,
     HOST_SYNC: lambda run: run.what_if.without(HOST_WAITS),
     HARDWARE_QUEUE: _without_common_queue,
     STRAGGLER: _without_straggler,
