@@ -21,7 +21,7 @@ _LEAST_SHIFTED = 0.4
 """Smallest fraction of the activities that must be such copies; about half are if the file holds all of them twice."""
 
 _ASKED = 1_000
-"""Number of activities by which it is seen whether numbers occur twice."""
+"""About the number of activities by which it is seen whether numbers occur twice."""
 
 
 def find_shifted_copies(start_ns: Ints, end_ns: Ints, number: Ints, *same: Ints) -> Mask:
@@ -49,14 +49,17 @@ def find_shifted_copies(start_ns: Ints, end_ns: Ints, number: Ints, *same: Ints)
 
 
 def _occur_twice(number: Ints) -> bool:
-    """Return whether most of some numbers occur twice: columns may be long, so only few numbers are asked about.
+    """Return whether most numbers occur twice, by about ``_ASKED`` that follow each other: columns may be long.
 
     Nodes of a graph have one number, too, but are seldom two.
     """
-    asked = np.unique(number[:: max(1, len(number) // _ASKED)])
-    asked = asked[asked != UNKNOWN]
-    times = np.zeros(len(asked), np.int64)
-    for part in parts_of(len(number) if len(asked) else 0):
-        at = np.minimum(np.searchsorted(asked, number[part]), len(asked) - 1)
-        times += np.bincount(at[asked[at] == number[part]], minlength=len(asked))
-    return bool(2 * np.count_nonzero(times == 2) > len(asked) > 0)
+    sampled = number[:: max(1, len(number) // _ASKED)]
+    sampled = np.sort(sampled[sampled != UNKNOWN])
+    if not len(sampled):
+        return False
+    low = sampled[len(sampled) // 2]
+    high = low + max(1, int(sampled[-1] - sampled[0]) // len(number)) * _ASKED
+    parts = (number[part] for part in parts_of(len(number)))
+    asked = np.concatenate([values[(values >= low) & (values < high)] for values in parts])
+    _, times = np.unique(asked, return_counts=True)
+    return bool(2 * np.count_nonzero(times == 2) > len(times))
