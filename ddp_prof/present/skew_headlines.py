@@ -46,7 +46,7 @@ def skew_headline(skew: RunSkew) -> Headline:
         detail = "compute hides all of the others' waiting."
     elif last.cost_when_last_ns is not None:
         costs = milliseconds(last.cost_when_last_ns)
-        detail = f"such a step would be up to {costs} shorter without its lag (mean of these steps)."
+        detail = f"such a step would be up to {costs} shorter without its lag{skew.or_more} (mean of these steps)."
     return Headline(_arrives_last(last, steps), f"{detail}{_older_text(last)}{_doubt_text(skew, 'It')}", "; ")
 
 
@@ -60,7 +60,8 @@ def _group_headline(skew: RunSkew, group: LateGroup) -> Headline:
         detail = "compute hides all of the others' waiting."
     elif group.cost_ns is not None:
         detail = (
-            f"such a step would be up to {milliseconds(group.cost_ns)} shorter without their lag (mean of these steps)."
+            f"such a step would be up to {milliseconds(group.cost_ns)} shorter without their lag{skew.or_more} "
+            "(mean of these steps)."
         )
     return Headline(claim, f"{detail}{_doubt_text(skew, 'They')}", "; ")
 
@@ -73,13 +74,13 @@ def _doubt_text(skew: RunSkew, who: str) -> str:
 def _in_turns_text(skew: RunSkew) -> str:
     """Say, after a space, what it costs that ranks are late in turns; empty if that is nothing, or not known."""
     if skew.in_turns:
-        mean = milliseconds(skew.in_turns.cost_ns)
-        return f" Without the lag of its late ranks, a step would be up to {mean} shorter (mean of all steps)."
+        gain = f"up to {milliseconds(skew.in_turns.cost_ns)} shorter{skew.or_more}"
+        return f" Without the lag of its late ranks, a step would be {gain} (mean of all steps)."
     costs = [step.cost_ns for step in skew.steps if step.cost_ns is not None]
     if len(costs) < len(skew.steps) or not any(costs):
         return ""
     mean = milliseconds(round(sum(costs) / len(costs)))
-    return f" Without the lag of its last rank, a step would be up to {mean} shorter (mean of all steps)."
+    return f" Without the lag of its last rank, a step would be up to {mean} shorter{skew.or_more} (mean of all steps)."
 
 
 def late_text(skew: RunSkew) -> str:

@@ -57,7 +57,7 @@ def test_a_note_on_columns_names_only_columns_of_the_table(ranks: list[Path], tm
 
 def test_a_terminal_shows_the_longest_of_many_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row per step pushed the sentence above the table out of sight."""
-    trace = write_capture(tmp_path / "steps.sqlite", bucket_steps(*range(15, 45)))
+    trace = write_capture(tmp_path / "steps.sqlite", bucket_steps(*range(4, 34)))
     assert len(csv_rows("critical", trace)) == 30
     monkeypatch.setenv("COLUMNS", "120")
     table = run("critical", trace).stdout

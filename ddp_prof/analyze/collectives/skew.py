@@ -279,6 +279,8 @@ class RunSkew(FrameResult):
             other's time, so that one of them is always late.
         costs_ns: For each step, the largest time that another rank would gain if the straggler, or none of the group,
             were late; ``None`` if there are none of these, or it is not known.
+        hides_waits: Whether GPUs compute beside much of the waiting. Communication slows that compute, so a step may be
+            shorter without a lag by more than it exposes less.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -292,6 +294,7 @@ class RunSkew(FrameResult):
     doubt: str | None = None
     in_turns: LateInTurns | None = None
     costs_ns: tuple[int, ...] | None = None
+    hides_waits: bool = False
 
     def to_frame(self) -> DataFrame:
         """Return a table with one row per rank."""
@@ -308,6 +311,11 @@ class RunSkew(FrameResult):
         if self.group:
             return self.group.ranks
         return () if self.straggler is None else (self.straggler,)
+
+    @property
+    def or_more(self) -> str:
+        """What to say behind the gain without a lag: that it may be more, if that may be so."""
+        return ", or more if communication slows compute" if self.hides_waits else ""
 
     def names_of(self, ranks: Sequence[int]) -> str:
         """Return the names of several ranks, given their indices: ``ranks 4-7``, or one name after the other."""

@@ -100,7 +100,17 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         doubt=MAY_HAVE_RECEIVED_LATE if any(_may_have_received_late(run, compared, index) for index in late) else None,
         in_turns=None if late or waits_ns is None or run.device == "cpu" else _measure_turns(run, compared),
         costs_ns=costs_ns,
+        hides_waits=waits_ns is not None and run.device != "cpu" and _hides_waits(run, waits_ns),
     )
+
+
+def _hides_waits(run: RunAnalysis, exposed_waits_ns: Ints) -> bool:
+    """Return whether compute hides at least a tenth of what ranks wait for peers; see :func:`_exposed_waits`."""
+    all_ns = sum(
+        int(np.maximum(0, take_or_unknown(of_rank, run.matches.rows[:, index])).sum())
+        for index, of_rank in enumerate(run.waits_ns)
+    )
+    return all_ns > 0 and int(exposed_waits_ns.sum()) <= 0.9 * all_ns
 
 
 def _exposed_waits(run: RunAnalysis) -> Ints | None:

@@ -395,8 +395,13 @@ def _late_in_turns(run: RunEvidence) -> Finding | None:
 
 
 def _costs_another_rank(run: RunEvidence, cost_ns: int) -> str:
-    """Say what a lag costs: at most, where it is not known what queued behind the waits for it."""
-    return f"that costs another rank {'' if run.knows_queues else 'at most '}{milliseconds(cost_ns)}"
+    """Say what a lag costs: at most, where it is not known what queued behind the waits for it.
+
+    Communication that waits also slows the compute that hides it, which is in no exposed time.
+    """
+    is_slowed = run.skew.hides_waits and (run.contention().slowdown or 1) > 1
+    what = f"{milliseconds(cost_ns)}{' of exposed time' if is_slowed else ''}"
+    return f"that costs another rank {'' if run.knows_queues else 'at most '}{what}"
 
 
 GRAPH_REPLAY = "CUDA graphs recorded whole"

@@ -321,7 +321,7 @@ def late_ranks_text(changes: Sequence[PartChange], skews: Sequence[RunSkew], nam
     who, ns, where = (after, cost_ns, names[1]) if change_ns > 0 else (before, cost_before_ns, names[0])
     return (
         f"{_arrive_last(who)} in {where}, whose mean step would be up to {milliseconds(round(ns))} shorter without "
-        "that (ddp-prof skew)"
+        f"that{who.or_more} (ddp-prof skew)"
     )
 
 

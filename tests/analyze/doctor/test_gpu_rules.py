@@ -714,6 +714,12 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
 
     # Where no launch tells whether B queued behind A's wait, what is lost if it did is a bound, and no gain.
     known = evidence_of(load_trace(tmp_path / "late.sqlite"))
+    # Compute hides a part of the waiting: a step gains more than it exposes less, if communication slows that compute.
+    assert known.skew.hides_waits
+    slowed = straggler(replace(known, contention=lambda: Contention(slowdown=1.5)))
+    assert isinstance(slowed, Finding)
+    assert slowed.evidence.endswith("; that costs another rank 8.0 µs of exposed time in such a step.")
+
     unknown = {name: np.full(2 * steps, NO_TIME) for name in ("launch_ns", "ready_ns", "input_ns")}
     ranks = tuple(replace(one, timings=replace(one.timings, **unknown)) for one in known.analysis.ranks)
     run = replace(known, analysis=replace(known.analysis, ranks=ranks))

@@ -434,7 +434,10 @@ def test_ranks_that_are_late_in_one_run_alone_are_said_to_be(tmp_path: Path) -> 
         assert "arrives last" not in shown if text is None else f"note: {text}" in shown
         return text
 
-    alone = "Rank 2 arrives last in late, whose mean step would be up to 6.00 ms shorter without that (ddp-prof skew)"
+    alone = (
+        "Rank 2 arrives last in late, whose mean step would be up to 6.00 ms shorter without that, or more if "
+        "communication slows compute (ddp-prof skew)"
+    )
     assert said("plain", "late") == said("late", "plain") == alone
     both = "Rank 2 arrives last in both runs, which costs up to 12.0 ms of the mean step in later, 6.00 ms in late"
     assert said("late", "later") == f"{both} (ddp-prof skew)"
