@@ -55,7 +55,10 @@ def test_no_line_of_a_gpu_capture_is_longer(command: str, tmp_path: Path, monkey
     capture = known_truth()
     for kernel in capture.kernels:
         kernel.name += f"<{', '.join(['at::native::Functor<float, (int)4>'] * 9)}>(void)"
-    trace = write_capture(tmp_path / "a_name_that_is_rather_long_for_a_file.sqlite", capture)
+    monkeypatch.chdir(tmp_path)  # the path is the same wherever temporary files lie, and has no blanks
+    folder = Path("folder_with_a_name_that_is_rather_long" * 3)
+    folder.mkdir()
+    trace = write_capture(folder / "a_name_that_is_rather_long_for_a_file.sqlite", capture)
     for width in (80, 120):
         said = printed([*command.split(), str(trace)], width, monkeypatch)
         assert max(len(line) for line in said.splitlines() if line != str(trace)) <= width
