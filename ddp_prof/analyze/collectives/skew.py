@@ -75,7 +75,12 @@ class RankSkew(RankResult):
     rank: int | None = column("number of the rank", measure=lambda of: of.rank.rank, null="it is not known")
     process: int = column("number of the operating system's process", measure=lambda of: of.rank.process)
     device: int | None = column("number of the GPU", measure=lambda of: of.rank.device, null="the host computes")
-    collectives: int = column("its collectives", measure=lambda of: len(of.rank.timings), stays=WITH_ROOM)
+    collectives: int | None = column(
+        "its collectives",
+        measure=lambda of: None if of.rank.lacks_names else len(of.rank.timings),
+        null="kernels have no names",
+        stays=WITH_ROOM,
+    )
     matched: int = column(
         "collectives that are found on another rank",
         default=0,

@@ -44,7 +44,7 @@ from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.core.work import BACK_TO_BACK_NS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.result_bases import RankResult
-from ddp_prof.analyze.why_unknown import loses_launches, why_unknown, why_unknown_work
+from ddp_prof.analyze.why_unknown import lacks_names, loses_launches, why_unknown, why_unknown_work
 from ddp_prof.communication import (
     ALL_GATHER,
     BROADCAST,
@@ -180,6 +180,7 @@ class RankCollectives(RankResult):
         reason: Why its overlapped communication is not known; ``None`` if it is.
         loses_launches: Whether so many launches of its communication are lost that its steps get no figures.
         unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
+        lacks_names: Whether its kernels have no names, so that it is not known which of them communicate.
         lost_share: Which fraction of all launches of its process seems to be lost one by one; 0 if that is not known.
     """
 
@@ -207,6 +208,7 @@ class RankCollectives(RankResult):
     consumers: tuple[str, ...] = ()
     host_waits: int = 0
     clocks_disagree: bool = False
+    lacks_names: bool = False
     lost_share: float = 0.0
     begins_on_host: bool = True
 
@@ -310,6 +312,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
         clocks_disagree=rank.clocks_disagree,
+        lacks_names=lacks_names(rank),
         lost_share=rank.recording.lost_share,
         begins_on_host=not rank.runs_ahead,
     )
