@@ -113,6 +113,8 @@ class Rank:
     beside: list[Event] = field(default_factory=list)
     """What was launched in these: it ran, beside what counts."""
     clocks_disagree: bool = False
+    lacks_names: bool = field(default=False, kw_only=True)
+    """Whether kernels have no names, so that it is not known which of them communicate."""
     is_unnamed: bool = False
     """Whether ranges name collectives, of which the rank recorded none."""
     communicates_elsewhere: bool = False
@@ -429,6 +431,7 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
         any(e.category == Category.COMMUNICATION and e.end > e.start for e in events if e not in counted),
         is_silent,
         hides_device or (device is None and len(lost) > 0 and len(lost) == len(launches_of(trace, process))),
+        lacks_names=unnamed_share(trace) > MOST_UNNAMED,
         ranges=ranges,
         backward_ranges=backward,
         may_have_lost=bool(lost)

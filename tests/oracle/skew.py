@@ -26,7 +26,7 @@ class StepSkew:
 class RankSkew:
     """What ``RankSkew`` says."""
 
-    collectives: int
+    collectives: int | None
     matched: int
     last_collectives: int
     last_steps: int
@@ -76,7 +76,7 @@ def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[Ra
     ]
     each = [
         RankSkew(
-            collectives=len(ranks[i].collectives()),
+            collectives=None if ranks[i].lacks_names else len(ranks[i].collectives()),
             matched=sum(row[i] is not None for row in rows),
             last_collectives=late.count(i),
             last_steps=last.count(i) if has_steps else 0,
