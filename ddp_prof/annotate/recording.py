@@ -91,7 +91,9 @@ def keep_results() -> None:
     results while Python ends.
     """
     for one in gc.get_objects():
-        if issubclass(type(one), torch.autograd.profiler.profile) and (results := one.kineto_results) is not None:
+        if not issubclass(type(one), torch.autograd.profiler.profile):
+            continue
+        if (results := getattr(one, "kineto_results", None)) is not None:  # one that is switched off has no attribute
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(results))
 
 

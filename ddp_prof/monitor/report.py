@@ -149,8 +149,9 @@ def _starts(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _clocks(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a note on the first measurement that is older than the one before it, if there is one."""
-    back = [after for before, after in pairwise(records) if after["time"] < before["time"]]  # of one format
-    for at in back[:1]:
+    in_turn = pairwise(records)  # their times have one format, so they are compared as texts
+    at = next((after for before, after in in_turn if after["time"] < before["time"]), None)
+    if at is not None:
         where = f"at step {at['step']} ({shown_time(at['time'])})"
         yield printable(f"time goes back {where}: parts of a log in another order, or a clock that was set")
 

@@ -101,6 +101,8 @@ def test_results_of_a_profiler_that_are_there_at_the_end_are_not_freed() -> None
     """Where the program's profiler had recorded after ours, its process ended in a segmentation fault, mostly."""
     of_program, results = torch.autograd.profiler.profile(), object()
     of_program.kineto_results = results  # type: ignore[assignment]
+    switched_off = torch.autograd.profiler.profile(enabled=False)  # has no results, not even an attribute for them
     before = sys.getrefcount(results)
     keep_results()
     assert sys.getrefcount(results) == before + 1
+    assert not hasattr(switched_off, "kineto_results")
