@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from ddp_prof.heap import return_free_memory
 from ddp_prof.present.charts import Chart
 from ddp_prof.present.html.timeline_page import TimelineContent, make_content
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
@@ -71,6 +72,7 @@ def draw_timelines(
     def make_page() -> TimelineContent:
         model = build_timeline(sources(), steps)
         sources.cache_clear()  # the events take more memory than the boxes that are drawn
+        return_free_memory()
         return make_content(model)
 
     picture = find_or_make(PICTURE, make_picture) if with_picture else None

@@ -14,12 +14,13 @@ from markupsafe import Markup
 
 from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.core.blocking import HELD_BY
+from ddp_prof.heap import return_free_memory
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
 from ddp_prof.present.html.page import asset, escape_json, json_text, trusted_markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline import encoding, figure
-from ddp_prof.present.timeline.encoding import PackedBoxes, PlacedLane, Titles
+from ddp_prof.present.timeline.encoding import Packed, PackedBoxes, PlacedLane, Titles
 from ddp_prof.present.timeline.lanes import unknown_parts
 from ddp_prof.present.timeline.model import STRIP, Panel, RankLanes, Timeline
 from ddp_prof.range_names import PHASES
@@ -63,13 +64,15 @@ def make_content(model: Timeline) -> TimelineContent:
     placed = [PlacedLane(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
     titles = Titles()
     with ThreadPoolExecutor() as pool:  # compresses packed boxes while the next ones are packed
-        shown = encoding.pack_boxes([each for each in placed if not each.lane.is_folded], titles)
-        boxes = {"boxes": pool.submit(shown.compressed)}
+        of_shown = encoding.pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+        shown, boxes = of_shown.boxes, {"boxes": pool.submit(of_shown.compressed)}
+        del of_shown  # the thread alone keeps its bytes, as long as it compresses
+        return_free_memory()  # packing leaves gaps that are too short for the columns of the folded lanes
         explained = [rank.explained for rank in ranks]
-        folded = encoding.pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
-        boxes["folded"] = pool.submit(folded.compressed)
+        of_folded = encoding.pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
+        folded, boxes["folded"] = of_folded.boxes, pool.submit(of_folded.compressed)
         opening = _opening(model, placed, titles)
-        data = json_text(_page_data(model, placed, shown, folded, opening, titles))
+        data = json_text(_page_data(model, placed, shown, folded, opening and opening.boxes, titles))
     return TimelineContent(
         title=figure.headline(model),
         name=model.panels[0].title,
@@ -116,7 +119,7 @@ def _in_base64(data: bytes) -> Markup:
     return trusted_markup(base64.b64encode(data).decode())
 
 
-def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> PackedBoxes | None:
+def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> Packed | None:
     """Return the boxes of the interval on which the page opens, packed.
 
     The page draws these first. ``None`` if that is not worth it: the page has few boxes, or this interval has too many.

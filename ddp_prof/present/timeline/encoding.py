@@ -77,22 +77,32 @@ class PackedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedBoxes:
-    """Boxes and further tables as bytes.
+    """Boxes and further tables that are packed as bytes.
 
     Attributes:
         rows: The rows of the boxes.
         tables: The shape of each table.
-        packed: The tables one after the other; in each, its columns one after the other, in pieces.
     """
 
     rows: tuple[PackedRow, ...]
     tables: tuple[PackedTable, ...]
-    packed: tuple[bytes, ...]
+
+
+class Packed(NamedTuple):
+    """What was packed, and its bytes: they are many, and nobody needs them any more once they are compressed.
+
+    Attributes:
+        boxes: The boxes and tables.
+        pieces: The tables one after the other; in each, its columns one after the other, in pieces.
+    """
+
+    boxes: PackedBoxes
+    pieces: list[bytes]
 
     def compressed(self) -> bytes:
         """Return the bytes as a page holds them, where they are in base64: compressed."""
         compressor = zlib.compressobj(_COMPRESSION)
-        return b"".join([*map(compressor.compress, self.packed), compressor.flush()])
+        return b"".join([*map(compressor.compress, self.pieces), compressor.flush()])
 
 
 class Titles:
@@ -130,7 +140,7 @@ class Titles:
         return in_order(np.array([self.shapes.setdefault(key, len(self.shapes)) for key in keys], np.int64), which)
 
 
-def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
+def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> Packed:
     """Pack all boxes of some lanes as two tables.
 
     The first table has the boxes, the second has those times at which boxes of ``where time goes`` start or end but no
@@ -156,12 +166,12 @@ def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
     table, packed = _pack_rows(positioned, titles)
     columns = {"rank": ranks, "time": [_differences(np.concatenate(extra))]}
     others, more = pack_table(sum(map(len, extra)), columns)
-    return PackedBoxes(_rows(lanes), (table, others), (*packed, *more))
+    return Packed(PackedBoxes(_rows(lanes), (table, others)), [*packed, *more])
 
 
 def pack_folded(
     lanes: Sequence[PlacedLane], shown: PackedBoxes, explained: Sequence[RankExposure], titles: Titles
-) -> PackedBoxes:
+) -> Packed:
     """Pack what a page needs when a box is selected or a lane is unfolded.
 
     There are four tables:
@@ -182,7 +192,7 @@ def pack_folded(
     table = _pack_rows(lanes, titles)
     rows = _rows(lanes)
     facts = {
-        "call": [_links(rows, shown.rows)],
+        "call": _links(rows, shown.rows),
         "shape": (titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows),
         "phase": (row.boxes.phase + 1 for row in shown.rows),
     }
@@ -190,7 +200,8 @@ def pack_folded(
     exposed = _exposed(shown.rows, explained)
     needs = _needs(shown.rows, explained, titles)
     tables = (table, launches, *(pack_table(len(columns["box"][0]), columns) for columns in (exposed, needs)))
-    return PackedBoxes(rows, tuple(shape for shape, _ in tables), tuple(chain(*(packed for _, packed in tables))))
+    boxes = PackedBoxes(rows, tuple(shape for shape, _ in tables))
+    return Packed(boxes, [*chain(*(packed for _, packed in tables))])
 
 
 def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
@@ -253,19 +264,24 @@ def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
     return found[: len(start)], found[1:] if is_shared else found[len(start) :], missing
 
 
-def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
-    """Return a number for the launch call of each shown box: 0 if it has none, else ``2 * difference + 1``.
+def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Iterator[Ints]:
+    """Yield for each shown row a number for the launch call of each box: 0 if it has none, else ``2 * difference + 1``.
 
     The difference is the position of the call's box among the folded boxes, minus that of the last box before with a
-    call. The odd number distinguishes a difference of 0 from no call.
+    call, also across rows. The odd number distinguishes a difference of 0 from no call.
     """
     places = {rank: _places(folded, rank) for rank in {row.placed.rank for row in shown}}
-    # An index of 0 (no call), or one after the last call, finds UNKNOWN.
-    found = _joined([_take_clipped(places[row.placed.rank], row.boxes.call) for row in shown])
-    known = np.flatnonzero(found != UNKNOWN)
-    links = np.zeros(len(found), np.int64)
-    links[known] = 2 * _differences(in_order(found, known)) + 1
-    return links
+    last = 0
+    for row in shown:
+        # An index of 0 (no call), or one after the last call, finds UNKNOWN.
+        found = _take_clipped(places[row.placed.rank], row.boxes.call)
+        known = np.flatnonzero(found != UNKNOWN)
+        links = np.zeros(len(found), np.int64)
+        if len(known):
+            of_calls = in_order(found, known)
+            links[known] = 2 * np.diff(of_calls, prepend=last) + 1
+            last = int(of_calls[-1])
+        yield links
 
 
 def _take_clipped(places: Ints, call: Ints) -> Ints:

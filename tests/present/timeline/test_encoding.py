@@ -57,9 +57,9 @@ def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
     titles = Titles()
     packed = pack_boxes([PlacedLane(0, place, lane) for place, lane in enumerate(lanes)], titles)
-    columns, _ = unpack(packed.tables, [zlib.decompress(packed.compressed())])
+    columns, _ = unpack(packed.boxes.tables, [zlib.decompress(packed.compressed())])
     names = list(titles.titles)
-    rows = [row for row in packed.rows for _ in range(len(row.boxes))]
+    rows = [row for row in packed.boxes.rows for _ in range(len(row.boxes))]
     boxes, time, step = [], 0, 0
     for at, row in enumerate(rows):
         start = time + columns["gap"][at]
@@ -146,7 +146,7 @@ def test_a_long_name_ends_in_time() -> None:
 def positions_of(lanes: list[PlacedLane]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """The two tables of the boxes that are shown."""
     packed = pack_boxes(lanes, Titles())
-    boxes, untold = unpack(packed.tables, packed.packed)
+    boxes, untold = unpack(packed.boxes.tables, packed.pieces)
     return boxes, untold
 
 
@@ -183,9 +183,9 @@ def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list
         rows = [{**known, **REST, "start_ns": at, "end_ns": at + 1, "call": call} for at, call in enumerate(numbers)]
         return Lane("lane", COMPUTE, table(Boxes, rows), ("name",))
 
-    shown = pack_boxes([PlacedLane(rank, rank, lane(own)) for rank, own in enumerate(wanted)], Titles())
+    shown = pack_boxes([PlacedLane(rank, rank, lane(own)) for rank, own in enumerate(wanted)], Titles()).boxes
     folded = [PlacedLane(rank, 9 + rank, lane(calls)) for rank in range(len(wanted))]
-    links = _links(pack_boxes(folded, Titles()).rows, shown.rows).tolist()
+    links = [link for row in _links(pack_boxes(folded, Titles()).boxes.rows, shown.rows) for link in row.tolist()]
     found, last = [], 0
     for link in links:
         last += (link - 1) // 2 if link else 0
@@ -200,10 +200,10 @@ def test_parts_of_a_collective_sum_to_it() -> None:
     rank = build_timeline([source_of("overlap", cpu_run(shift=2))]).panels[0].ranks[0]
     placed = [PlacedLane(0, place, lane) for place, lane in enumerate(rank.lanes)]
     titles = Titles()
-    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles).boxes
     folded = [each for each in placed if each.lane.is_folded]
     packed = pack_folded(folded, shown, [rank.explained], titles)
-    _, _, columns, _ = unpack(packed.tables, packed.packed)
+    _, _, columns, _ = unpack(packed.boxes.tables, packed.pieces)
     total: dict[int, int] = {}
     assert set(columns["part"]) <= set(range(len(EXPOSED_PARTS) + 1)), "no peer is known, so transfer is not"
     for box, ns in zip(np.cumsum(columns["box"]).tolist(), columns["ns"], strict=True):
@@ -224,9 +224,9 @@ def test_what_waited_for_what_is_what_the_analysis_says(device: Device) -> None:
     trace = device.trace(has_step=True)
     rank = build_timeline([source_of("program", trace)]).panels[0].ranks[0]
     placed, titles = [PlacedLane(0, place, lane) for place, lane in enumerate(rank.lanes)], Titles()
-    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles).boxes
     packed = pack_folded([each for each in placed if each.lane.is_folded], shown, [rank.explained], titles)
-    *_, columns = unpack(packed.tables, packed.packed)
+    *_, columns = unpack(packed.boxes.tables, packed.pieces)
     boxes = [
         (row.placed.lane.kind, row.placed.lane.title, *times)
         for row in shown.rows
