@@ -289,14 +289,19 @@ install_package() {
     fail "the installation failed ($(reason)): $(way_out)"
 }
 
-# check_starts PROGRAM: pip's programs do not start in a path with blanks and quotes, nor where the environment was moved. Before
-# 3.12 a Python under LC_ALL=C does not find packages in a folder whose name has other letters than those of ASCII.
+# A file in the environment says where the checkout is. Before 3.12 Python reads it in the locale's encoding, so under LC_ALL=C
+# no path with letters beyond ASCII. It is known before a minute of downloads.
+check_locale() {
+  "$venv/bin/python" -c 'import io, os, sys
+if sys.version_info < (3, 12):
+    io.TextIOWrapper(io.BytesIO(os.fsencode(sys.argv[1])), encoding="locale").read()' "$root" >/dev/null 2>&1 ||
+    fail "in this locale, Python does not understand the path $root: set LC_ALL=C.UTF-8, or move the checkout"
+}
+
+# check_starts PROGRAM: pip's programs do not start in a path with blanks and quotes, nor where the environment was moved.
 check_starts() {
-  "$1" --version >"$log" 2>&1 || case "$venv|$(cat "$log")" in
-    *[\"\$\`\\]*"|"*) fail "programs do not start in a path with \" \$ \` or \\ ($venv): move the checkout, or set VENV" ;;
-    *"|"*UnicodeDecodeError*)
-      fail "in this locale, Python does not understand the path $root: set LC_ALL=C.UTF-8, or move the checkout"
-      ;;
+  "$1" --version >"$log" 2>&1 || case "$venv" in
+    *[\"\$\`\\]*) fail "programs do not start in a path with \" \$ \` or \\ ($venv): move the checkout, or set VENV" ;;
     *) fail "$1 does not start ($(tail -1 "$log")): delete $venv and run this again" ;;
   esac
 }
@@ -379,6 +384,7 @@ main() {
   {
     [ -z "${WHEELS:-}" ] || find_python
     make_venv
+    check_locale
     [ ! -e "$venv/bin/pip" ] || check_starts "$venv/bin/pip"
     (log="$work/apt" && install_chromium) & # apt works beside pip
     if [ -n "${WHEELS:-}" ]; then install_offline; else install_package; fi

@@ -47,6 +47,7 @@ case "$*" in
   *"import torch"*) exit 1 ;;
   *python%d.%d*) echo python3.11-venv ;;
   *"import ensurepip"*) [ ! -e "${NO_ENSUREPIP:-/none}" ] ;;
+  *TextIOWrapper*) exit "${OTHER_LETTERS:-0}" ;;
   *version_info*) exit "${TOO_OLD:-0}" ;;
   *"pip --version"*) echo "pip ${PIP_VERSION:-23.0.1} from /packages" ;;
   *--version*) echo "Python 3.11.7" ;;
@@ -219,12 +220,16 @@ def test_programs_that_do_not_start_are_told(env: Checkout) -> None:
     venv = env.root / ".venv"
     done = env.run(SCRIPT, "read", PIP=broken.format(shlex.quote(str(venv))))
     assert f"does not start (): delete {venv} and run this again" in done.stderr
-    letters = 'echo "echo UnicodeDecodeError: ascii codec >&2; exit 1" >>{}/bin/ddp-prof'
-    done = env.run(SCRIPT, "read", PIP=letters.format(shlex.quote(str(venv))))
-    assert done.stderr.endswith(f"does not understand the path {env.root}: set LC_ALL=C.UTF-8, or move the checkout\n")
     env.run(SCRIPT, "read")
     env.program("pip", "exit 126", venv / "bin")
     assert f"{venv}/bin/pip does not start (): delete {venv} and" in env.run(SCRIPT, "dev").stderr
+
+
+def test_a_path_that_python_cannot_read_is_told_before_anything_is_installed(env: Checkout) -> None:
+    """Before 3.12 Python does not start in a path with a letter beyond ASCII under LC_ALL=C."""
+    done = env.run(SCRIPT, "read", OTHER_LETTERS="1")
+    assert done.stderr.endswith(f"does not understand the path {env.root}: set LC_ALL=C.UTF-8, or move the checkout\n")
+    assert env.calls == ["venv"]
 
 
 def test_a_relative_environment_is_that_of_the_folder_of_the_call(env: Checkout) -> None:
