@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import gc
 import os
-import platform
 import re
 import signal
 from collections.abc import Iterator
@@ -30,10 +29,6 @@ gc.set_threshold(20_000, 50, 100)  # what is imported is searched for cycles of 
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
 os.environ["DDP_PROF_CACHE"] = "off"  # the user's own cache is not for tests; those of the cache have theirs
-
-# The order of the runs of a tuning is drawn from what it is, the machine's name included. With some names a tuning that
-# tests simulate tells less.
-platform.node = lambda: "vm"
 
 load_profile()
 

@@ -46,7 +46,11 @@ class Simulated:
 
 
 class NoStore(Store):
-    """Keeps nothing."""
+    """Keeps nothing, and draws the same turns on each machine: what a test asserts of chance is drawn once."""
+
+    @property
+    def id(self) -> str:
+        return self._tuning.command
 
     def load(self) -> list[Any]:
         return []

@@ -98,7 +98,7 @@ def test_a_round_after_which_nothing_is_open_announces_no_verdicts() -> None:
 
 
 def test_a_difference_below_worth_is_none() -> None:
-    result = tune(Simulated({"static_graph=True": 0.004}), "static_graph", rounds=200, worth=0.02)
+    result = tune(Simulated({"static_graph=True": 0.001}), "static_graph", rounds=200, worth=0.02)
     assert outcomes(result) == {"static_graph=True": "no difference"}
     assert "no difference of 2.0 % or more" in sentences(result)
     assert conclusion_of(result) == ["nothing recommended: no try is known to be faster than today's settings"]
@@ -156,8 +156,8 @@ def test_a_try_that_changes_losses_is_never_recommended() -> None:
     assert outcomes(result) == {"A=1": "faster", "static_graph=True": "faster"}
     assert result.best is not None
     assert result.best.tried.label == "static_graph=True"
-    assert "A=1: 20" in sentences(result)
-    assert "its losses differ by 0.01 of their size: not recommended" in sentences(result)
+    said = r"A=1: (19|20)\.\d % faster .*its losses differ by 0\.01 of their size: not recommended"
+    assert re.search(said, sentences(result))
     # It was said that no try is known to be faster.
     (alone,) = conclusion_of(tune(program, "A=1"))
     assert alone.startswith("nothing recommended: no try that leaves the losses as they are is known to be faster")
@@ -359,15 +359,13 @@ def test_a_full_disk_is_noticed_before_the_first_run(tmp_path: Path) -> None:
 
 
 def session(minutes: float, store: Store | None = None, hangs: str = "") -> Session:
-    """Each run takes 30 s, one of what hangs two minutes."""
-    from tests.tune.simulated import NoStore
-
+    """Each run takes 30 s, one of what hangs two minutes; beside what hangs there is no other work."""
     now = 0.0
 
     def clock() -> float:
         return now
 
-    program = Simulated({"static_graph=True": 0.3} if hangs else {}, noise=noise.spikes)
+    program = Simulated({"static_graph=True": 0.3}, noise.normal) if hangs else Simulated(noise=noise.spikes)
 
     def measure(tried: Try, limit_s: int) -> Measured:
         nonlocal now
