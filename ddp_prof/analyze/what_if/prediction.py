@@ -126,7 +126,8 @@ class Prediction:
             ``not predicted``.
         reason: Why the change is not predicted, or why it changes nothing.
         beyond_ns: The simulated change where a collective is much larger than the measured ones; it is no prediction.
-        parts_ns: For each source of uncertainty, half of the width of the interval if it were the only one.
+        parts_ns: For each source of uncertainty, half of the width of the interval if it were the only one; for ``first
+            bucket`` the width, as the interval then holds both changes.
     """
 
     change: str
@@ -452,6 +453,12 @@ class Predictor:
         parts = dict(self._doubts(question, buckets, change_ns))
         half = hypot(*parts.values())
         low, high = mean_ns - half, mean_ns + half
+        # Not known is whether torch is so old that the first bucket keeps its own cap beside the one that is given. The
+        # change in the other torch is no error of this one: it has the same errors, and the interval holds both.
+        if others := self._with_other_torch(question):
+            other_ns = float(self.change_ns(question, others).mean())
+            parts["first bucket"] = abs(other_ns - mean_ns)
+            low, high = min(low, other_ns - half), max(high, other_ns + half)
         verdict = GAIN if high < 0 else LOSS if low > 0 else CANNOT_BE_TOLD
         return Prediction(
             question.text,
@@ -534,9 +541,6 @@ class Predictor:
         if not self.today.knows_ready:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
-        # Not known is whether torch is so old that the first bucket keeps its own cap beside the one that is given.
-        if others := self._with_other_torch(question):
-            yield "first bucket", abs(float(self.change_ns(question, others).mean() - change_ns.mean()))
         # Where only whole buckets are known, a bucket that is closed within one of today's is not exactly predicted.
         if question.kind == BUCKET_SIZE and not self.gradients.are_single:
             pieces = self._in_pieces()

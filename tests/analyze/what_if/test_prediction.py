@@ -348,6 +348,16 @@ def test_the_same_buckets_in_an_older_torch_are_not_said_to_be_the_same_in_each(
     assert told.predictions[0].verdict == NO_CHANGE
 
 
+def test_both_torches_are_in_the_interval_with_their_errors() -> None:
+    """A recent one lay at its end: of such intervals half held the truth."""
+    either, recent = (
+        one_of(replace(JOB.capture(buckets_of(25), steps=3), is_recent_torch=told), Question(ask.BUCKET_SIZE, 60))
+        for told in (None, True)
+    )
+    assert 0 < (recent.change_ns or 0) < (either.change_ns or 0)
+    assert (either.low_ns or 0) <= (recent.change_ns or 0) - recent.parts_ns["model"]
+
+
 def test_what_views_save_on_a_cpu_is_not_said_to_be_nothing() -> None:
     """DDP copies there, too: "nothing is copied out of buckets, as with gradient_as_bucket_view"."""
     found = one_of(replace(CAPTURE, on_host=True), Question(ask.VIEWS))
