@@ -40,6 +40,9 @@ LAUNCH_NS = 2 * US
 AFTER_NS = 500
 """From the end of a phase until the host goes on."""
 BARRIER = "EpDeviceSync_barrier"
+INTO_BUCKET = (
+    "vectorized_elementwise_kernel<4, BUnaryFunctor<float, float, float, MulFunctor<float>>, at::detail::Array<char*>>"
+)
 BUCKET_BYTES, VOTE_BYTES = 8 << 20, 512
 
 
@@ -62,6 +65,10 @@ class Program:
         silent: Steps that reduce nothing.
         marks_forward: Whether ranges say when forward is launched.
         free: Step and number of a collective that takes no time.
+        gradients: Bytes of the gradient of each layer of backward, 0 where it has none. Where they are given, each one
+            is copied out of its bucket, in ``copies`` per MiB, and backward itself launches that.
+        closes: The layers whose gradients are the last ones of a bucket; by default buckets have equally many layers.
+        copies_in: How long each gradient is copied into its bucket. It is not where this is 0.
     """
 
     kappas: tuple[float, float]
@@ -85,6 +92,9 @@ class Program:
     silent: tuple[int, ...] = ()
     marks_forward: bool = False
     free: tuple[int, int] | None = None
+    gradients: tuple[int, ...] = ()
+    closes: tuple[int, ...] = ()
+    copies_in: int = 0
 
     @property
     def steps(self) -> int:
@@ -161,7 +171,8 @@ class _Commands:
             if on not in self.recorded:  # an event after the last operation on the stream
                 self._record(on)
             made.stream_waits.append((self._call(), stream, self.recorded[on]))
-        kappa = self.program.kappas[CLASSES.index(name)] if name in CLASSES else 1.0
+        of_class = CLASSES[1] if name == INTO_BUCKET else name
+        kappa = self.program.kappas[CLASSES.index(of_class)] if of_class in CLASSES else 1.0
         work = 0 if match is not None and match == self.program.free else work
         made.ops.append(Op(stream, name, work, waits, self._call(), kappa=kappa, match=match, bytes=size))
         self._tell("launch", row)
@@ -177,7 +188,7 @@ class _Commands:
             sends = (is_last or program.each_sends) and step not in program.silent
             buckets, votes = self._pass(step, number, sends=sends, is_first=not one)
             number += len(buckets) + len(votes)
-            for bucket in buckets if program.copies else []:
+            for bucket in buckets if program.copies and not program.gradients else []:
                 self._launch(COMPUTE, "memcpy", program.copies, (bucket,))
             waits = votes if program.copies else (*buckets, *votes)
             if is_last:
@@ -207,28 +218,44 @@ class _Commands:
         self._tell("backward", step)
         buckets: list[int] = []
         filled: list[tuple[int, int]] = []  # the layer, and its kernel, with which each bucket is full
+        layers = len(program.backward)
+        alike = [at for at in range(layers) if (at + 1) * count // layers > at * count // layers]
+        closes, before, last_layer = program.closes or alike, 0, layers - 1
         for layer, work in enumerate(program.backward):
             last = self._launch(COMPUTE, CLASSES[layer % 2], work * pace, () if layer else met)
             if layer == program.wait:
                 self._tell("wait", self._call())
-            if (layer + 1) * count // len(program.backward) > layer * count // len(program.backward):
+            if program.copies_in and program.gradients[layer]:
+                last = self._launch(COMPUTE, INTO_BUCKET, program.copies_in, size=program.gradients[layer])
+            if sends and layer in closes:
                 filled.append((layer, last))
                 self._record(last)
-            while len(buckets) < len(filled) and layer in (
-                filled[len(buckets)][0] + program.behind,
-                len(program.backward) - 1,
-            ):
+            while len(buckets) < len(filled) and layer in (filled[len(buckets)][0] + program.behind, last_layer):
                 at = len(buckets)
                 stream = OTHER_COMM if program.two_streams and at % 2 else COMM
                 work = program.transfers[step][at]
                 match = step, number + at
-                buckets.append(self._launch(stream, ALL_REDUCE, work, (filled[at][1],), match, BUCKET_BYTES))
+                size = sum(program.gradients[before : filled[at][0] + 1]) or BUCKET_BYTES
+                before = filled[at][0] + 1
+                buckets.append(self._launch(stream, ALL_REDUCE, work, (filled[at][1],), match, size))
         votes: tuple[int, ...] = ()
         if program.vote and sends:
             match = step, number + len(buckets)
             votes = (self._launch(COMM, ALL_REDUCE, program.vote, (last,), match, VOTE_BYTES),)
+        if program.copies and program.gradients:
+            self._copy_out([layer for layer, _ in filled], buckets)
         self._tell("done backward", step)
         return tuple(buckets), votes
+
+    def _copy_out(self, closes: list[int], buckets: list[int]) -> None:
+        """Each gradient, when its bucket is reduced."""
+        begin = 0
+        for close, bucket in zip(closes, buckets, strict=True):
+            sizes = [size for size in self.program.gradients[begin : close + 1] if size]
+            for place, size in enumerate(sizes):
+                waits = () if place else (bucket,)
+                self._launch(COMPUTE, "memcpy", self.program.copies * size / 2**20, waits, size=size)
+            begin = close + 1
 
 
 def commands_of(program: Program, rank: int) -> Rank:
@@ -361,7 +388,7 @@ def trace_of(rank: Rank, number: int, ranks: int) -> Trace:
     process = 100 + number
     names = sorted({op.name for op in rank.ops} | {name for name, *_ in rank.ranges})
     kinds = dict.fromkeys((ALL_REDUCE, BARRIER), Category.COMMUNICATION) | {"memcpy": Category.MEMORY}
-    sized = [row for row, op in enumerate(rank.ops) if op.bytes != UNKNOWN]
+    sized = [row for row, op in enumerate(rank.ops) if op.match is not None and op.bytes != UNKNOWN]
     activities = [
         {
             "start_ns": round(op.start), "end_ns": round(op.end), "process": process, "device": 0, "lane": op.stream,

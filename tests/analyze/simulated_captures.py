@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.analyze.contended_device import BARRIER, Rank
+from tests.analyze.contended_device import BARRIER, INTO_BUCKET, Rank
 from tests.kineto_factory import event, write_kineto
 from tests.nsys_factory import Capture, Kernel, Range, Sync, write_capture
 
 SOON_NS = 40
 """How soon calls that record events, or let streams wait, follow each other."""
 COPY_BYTES = 8 << 20
+BYTES_OF_BLOCK = 2048
+"""Of a kernel that copies into a bucket: 128 threads, each of which computes four numbers."""
 NO_STREAM = 2**32 - 1
 NAMES = {BARRIER: "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int)"}
 """By which files name what they would else not know."""
@@ -39,7 +41,9 @@ def capture_of(rank: Rank, number: int, ranks: int, *, times: int = 1, later_ns:
 
     capture = Capture(threads={(process, process): "python", (process, autograd): "pt_autograd_0"})
     for op in rank.ops:
-        about = {"kind": "memcpy", "bytes": COPY_BYTES} if op.name == "memcpy" else {}
+        about = {"kind": "memcpy", "bytes": COPY_BYTES if op.bytes < 0 else op.bytes} if op.name == "memcpy" else {}
+        if op.name == INTO_BUCKET:
+            about = {"grid": -(-op.bytes // BYTES_OF_BLOCK)}
         launch = round(op.launch)
         capture.kernels.append(
             Kernel(

@@ -21,6 +21,8 @@ FIRST_BUCKET_BYTES = 2**20
 """torch's cap of the first bucket where ``bucket_cap_mb`` is not given; older versions of torch always use it."""
 DEFAULT_MB = 25.0
 """torch's cap of the other buckets where ``bucket_cap_mb`` is not given, in MiB."""
+_MOST_RULES = 100
+"""Of so many rules :func:`find_rules` chooses at most, with a small first bucket, and without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,11 @@ def mebibytes(size: int) -> str:
     return f"{mib:,.1f} MiB" if mib >= 0.1 else f"{size / 1024:.3g} KiB"
 
 
-def find_rule(sizes: Ints, calls: int) -> tuple[float, float] | None:
+def find_rules(sizes: Ints, calls: int) -> list[tuple[float, float]]:
     """Return caps in bytes, of the first bucket and of the others, with which torch makes ``calls`` buckets.
 
-    torch's default caps are preferred, then the largest cap beside a first bucket of 1 MiB, then the largest cap for
-    all buckets; ``None`` if no cap gives this number.
+    Each rule makes other buckets. If torch's default caps give this number, they are the only rule. Else the rules with
+    a first bucket of 1 MiB are listed first, then those with one cap for all buckets; larger caps before smaller ones.
 
     Args:
         sizes: Bytes of each gradient, in the order in which they become ready.
@@ -93,7 +95,8 @@ def find_rule(sizes: Ints, calls: int) -> tuple[float, float] | None:
     upto = np.cumsum(sizes)
     default = DEFAULT_MB * BYTES_PER_MB
     if _count_buckets(upto, FIRST_BUCKET_BYTES, default, calls) == calls:
-        return FIRST_BUCKET_BYTES, default
+        return [(FIRST_BUCKET_BYTES, default)]
+    found: list[tuple[float, float]] = []
     for most_first in (FIRST_BUCKET_BYTES, math.inf):
         # The larger the cap, the fewer buckets: so bisection finds the largest cap that gives at least ``calls``.
         low, high = 1, max(1, int(upto[-1]))
@@ -103,9 +106,14 @@ def find_rule(sizes: Ints, calls: int) -> tuple[float, float] | None:
                 low = cap
             else:
                 high = cap - 1
-        if _count_buckets(upto, min(most_first, low), low, calls) == calls:
-            return min(most_first, low), low
-    return None
+        cap, most = low, len(found) + _MOST_RULES
+        while cap > 0 and len(found) < most and _count_buckets(upto, min(most_first, cap), cap, calls) == calls:
+            first = min(most_first, cap)
+            found.append((first, cap))
+            # The next smaller cap that closes a bucket earlier: the largest bucket's bytes without its last gradient.
+            buckets = fill_until_reached(sizes, first, cap)
+            cap = max(int(sizes[one[:-1]].sum()) for one in (buckets[1:] if first < cap else buckets) or [[]])
+    return list(dict.fromkeys(found))
 
 
 def _count_buckets(upto: Ints, first_bytes: float, cap_bytes: float, most: int) -> int:

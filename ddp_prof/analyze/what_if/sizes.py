@@ -29,14 +29,14 @@ import numpy as np
 from ddp_prof.analyze.what_if.rules import (
     TorchRule,
     fill_until_reached,
-    find_rule,
+    find_rules,
     mebibytes,
     split_at_sums,
     torch_rule_of,
 )
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
 from ddp_prof.columns import digits
-from ddp_prof.table import UNKNOWN, Ints
+from ddp_prof.table import UNKNOWN, Floats, Ints
 from ddp_prof.variants import BYTES_PER_MB
 
 RANGES, PROFILER, NCCL, MANIFEST = "ranges", "torch.profiler", "NCCL", "run.json"
@@ -168,13 +168,32 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
         return (into.bucket if _are_all(into.bucket, calls) else None), []
     if into is not None and _may_copy(into, sizes) and _are_all(into.bucket, calls):
         return into.bucket, []
-    rule = find_rule(sizes, calls)
-    if rule is None:
+    rules = find_rules(sizes, calls)
+    if not rules:
         return None, []
+    took_ns = structure.took_ns.mean(axis=0)
+    divided = [(_by_rule(sizes, rule), rule) for rule in rules]
+    bucket, rule = min(divided, key=lambda one: _misfit(np.bincount(one[0], weights=sizes).astype(float), took_ns))
+    return bucket, [BY_RULE.format(cap=digits(rule[1] / BYTES_PER_MB))]
+
+
+def _by_rule(sizes: Ints, rule: tuple[float, float]) -> Ints:
+    """Return the bucket of each gradient with these caps, of the first bucket and of the others."""
     bucket = np.full(len(sizes), UNKNOWN, np.int64)
     for position, members in enumerate(fill_until_reached(sizes, *rule)):
         bucket[members] = position
-    return bucket, [BY_RULE.format(cap=digits(rule[1] / BYTES_PER_MB))]
+    return bucket
+
+
+def _misfit(sizes: Floats, took_ns: Floats) -> float:
+    """Return the sum of squares by which times of collectives differ from a line by their sizes that does not fall."""
+    if len(sizes) < 3:  # two lie on any line
+        return 0.0
+    from_mean, took_ns = sizes - sizes.mean(), took_ns - took_ns.mean()
+    if not from_mean.any():
+        return float(took_ns @ took_ns)
+    slope = max(0.0, float(from_mean @ took_ns) / float(from_mean @ from_mean))
+    return float(((took_ns - slope * from_mean) ** 2).sum())
 
 
 def _may_copy(into: Copied, sizes: Ints) -> bool:

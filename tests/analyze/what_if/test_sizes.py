@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.what_if.link import LESS_THAN_NOTHING, NOT_LONGER, LinkFit, fit_link
-from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, find_rule, split_at_sums, torch_rule_of
+from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, find_rules, split_at_sums, torch_rule_of
 from ddp_prof.analyze.what_if.sizes import (
     BY_RULE,
     COPIES,
@@ -166,5 +166,17 @@ def test_the_rule_of_a_file_with_many_parameters_is_the_largest_cap() -> None:
         for calls in range(1, count + 2):
             likely = [(MB, 25.0 * MB), *((min(MB, c), c) for c in caps[::-1]), *((c, c) for c in caps[::-1])]
             fits = [rule for rule in likely if len(fill_until_reached(sizes, *rule)) == calls]
-            assert find_rule(sizes, calls) == (fits[0] if fits else None)
-    assert find_rule(np.full(100_000, 4096), 20_000) == (5 * 4096, 5 * 4096)
+            assert find_rules(sizes, calls)[:1] == fits[:1]
+    assert find_rules(np.full(100_000, 4096), 20_000) == [(5 * 4096, 5 * 4096)]
+
+
+def test_of_several_rules_that_give_as_many_buckets_that_counts_which_explains_the_times() -> None:
+    """Gradients of 1, 6, 2 and 8 MiB are three buckets with caps of 5 and of 8 MiB. That of 8 was taken, as the larger.
+
+    So 5 MiB, the setting of today, was called a loss.
+    """
+    sizes = tuple(mb * MB for mb in (1, 6, 2, 8))
+    assert find_rules(np.array(sizes), 3) == [(MB, 8 * MB), (MB, 6 * MB), (2 * MB, 2 * MB)]
+    for today in ([[0], [1], [2, 3]], [[0], [1, 2], [3]]):
+        bare = replace(Job(sizes, works=(200.0,) * 4).capture(today), into=None, sizes_from=None)
+        assert known(find_gradients(bare, parameters=sizes[::-1])).buckets == today
