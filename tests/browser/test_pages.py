@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from itertools import pairwise
+from math import pi, sin
 from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts import make_chart
+from ddp_prof.present.charts.comparison import draw_waterfall
 from ddp_prof.present.html.page import write_figure
 from ddp_prof.present.html.report import ReportRun, write_report
 from tests.browser.conftest import Once, Visit
@@ -97,6 +101,21 @@ def has_one_title_and_smaller_headings_of_sections(visit: Visit) -> bool:
 def test_the_page_of_kernels_has_one_title_too(visit: Visit, two_runs: Path) -> None:
     visit.go((two_runs / "naive-kernels.html").as_uri())
     assert has_one_title_and_smaller_headings_of_sections(visit)
+
+
+def test_labels_below_a_waterfall_do_not_touch_each_other(visit: Visit, tmp_path: Path) -> None:
+    """A name of two lines lay on the name beside it, and on a narrow page each name did."""
+    runs = [run_of(cpu_run(shift=2 * (at % 2)), f"{at} torch + gradient as bucket view") for at in range(12)]
+    waterfall = measure_waterfall([(run.explanation.run, ()) for run in runs])
+    write_figure(draw_waterfall(waterfall), title="", page=tmp_path / "figure.html")
+    visit.go((tmp_path / "figure.html").as_uri())
+    for width in (1280, 768):
+        visit.resize(width, 900)
+        labels = ".xtick text"
+        ends = visit.each(labels, "(each) => each.getBoundingClientRect().right")
+        heights = visit.each(labels, "(each) => each.getBBox().height")
+        apart = min(after - before for before, after in pairwise(ends)) * sin(pi / 4)
+        assert apart > max(heights), width
 
 
 BY_NIGHT = [pytest.param(steps, marks=pytest.mark.nightly) for steps in (2, 12)]

@@ -21,6 +21,10 @@ from ddp_prof.present.text import plain_name, shown_name, three_digits, to_plain
 
 _THIN = 0.04
 """Fraction of the chart's width below which a bar cannot hold its number."""
+_BAR_PX = 28
+"""Fewest pixels from a bar of the waterfall to the next one: its slanted labels of one line do not touch each other."""
+_TICK = 40
+"""Most characters of the name of a run below its bar of the waterfall."""
 
 
 def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> Chart:
@@ -301,12 +305,19 @@ def draw_waterfall(waterfall: Waterfall, summaries: Sequence[VariantSummary] = (
         + "".join(f"; {to_plain_text(text)}" for text in other_job_texts(summaries)),
         height=290, t=120, b=130, l=70, r=40,
         dragmode=False,
+        meta={"narrowest": 110 + _BAR_PX * len(steps)},
         xaxis={
             **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
-            "ticktext": [run_label(bar.run) if bar.run else bar.name for bar in steps],
+            "ticktext": [_tick(bar) for bar in steps],
+            "automargin": True,
         },
         yaxis={**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
     )  # fmt: skip
+
+
+def _tick(bar: Bar) -> str:
+    """Return the label below a bar, in one line."""
+    return f"<b>{to_plain_text(plain_name(bar.run, _TICK))}</b>" if bar.run else bar.name
 
 
 class Bar(NamedTuple):

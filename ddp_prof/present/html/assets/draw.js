@@ -39,6 +39,7 @@ function writeTitle(element, { title = {}, margin, height, ...layout }) {
 export function draw() {
   for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".figure"))) {
     const { data, layout } = read((element.dataset.shows ?? element.id) + "-data");
+    if (layout.meta?.narrowest) element.style.minWidth = `${layout.meta.narrowest}px`; // narrower, its labels would overlap
     Plotly.react(element, data.map(repaint), writeTitle(element, recolor(layout)), config);
   }
 }
