@@ -82,6 +82,7 @@ def _draw(run: Run, files: Sequence[Path], *, with_picture: bool) -> DrawnTimeli
     """
 
     def read() -> list[Source]:
+        run.doctor()  # of all files, as every page tells it; the run of the drawn files takes it over
         first, *more = timeline_sources([replace(run, files=tuple(files))])
         run.release_events()
         if len(files) < len(run.files):

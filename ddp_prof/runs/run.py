@@ -589,7 +589,7 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
             from ddp_prof.analyze.root_cause import explain_run
 
             explained = explain_run(analysis)
-            text = _tell_of_all_files(run.label, [one.overlap for one in panels], explained)
+            text = _tell_of_all_files(run, parts, [one.overlap for one in panels], explained)
             panels = [source._replace(told_of_run=text) for source in _late_first(panels, explained.skew)]
         sources += panels
     titles, names = Counter(source.title for source in sources), distinct_names(source.trace.path for source in sources)
@@ -613,19 +613,35 @@ def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
     return [marked, *sources[:at], *sources[at + 1 :]]
 
 
-def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: RunExplanation) -> str:
+def _tell_of_all_files(
+    run: Run, parts: Sequence[TraceEvents], results: Sequence[TraceOverlap], explained: RunExplanation
+) -> str:
     """Return a text on how much a run of several files would gain if all communication were overlapped.
 
     It also says why communication is exposed. If the devices are idle for longer than that gain, the text begins with
-    the idle time and leaves the cause out.
+    the idle time, and why they are idle, and leaves the cause out.
+
+    Args:
+        run: The run.
+        parts: The events of its files.
+        results: The overlap in each file, with steps identified as in the timeline.
+        explained: Why its communication is exposed.
     """
     from ddp_prof.analyze.overlap import merge_ranks
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.cause_headlines import cause_headline
-    from ddp_prof.present.headlines import gain_headline, idle_headline
+    from ddp_prof.present.headlines import gain_headline
+    from ddp_prof.present.tables.summary import idle_text
 
-    (summary,) = compare_variants([replace(merge_ranks(results), label=label)])
-    if idle := idle_headline(summary):
+    def diagnose() -> Diagnosis:
+        for part in parts:  # while its events are in memory
+            for measure in DOCTOR:
+                run.measure_loaded(part, measure)
+        return run.doctor()
+
+    label, result = run.label, merge_ranks(results)
+    (summary,) = compare_variants([replace(result, label=label)])
+    if idle := idle_text(summary, result, diagnose):
         return f"{label}: {idle} {gain_headline(summary)}"
     collectives = explained.collectives
     cause = cause_headline(explained.root_cause, collectives.why_no_cause, collectives.blocking)
@@ -644,11 +660,13 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis, run: R
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.cost import contention_of, measure_cost
+    from ddp_prof.analyze.doctor import Diagnosis
     from ddp_prof.analyze.kernels.contention import measure_contention
     from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
     from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.analyze.variants.comparison import compare_variants
-    from ddp_prof.present.headlines import gain_headline, idle_headline
+    from ddp_prof.present.headlines import gain_headline
+    from ddp_prof.present.tables.summary import idle_text
     from ddp_prof.present.timeline.model import RankExposure, Source
     from ddp_prof.trace import UNKNOWN
 
@@ -679,6 +697,8 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis, run: R
     # The timeline of several files shows no cost of each.
     has_cost = analysis.files == 1 and trace.shape_id is not None
     cost = measure_cost(summary, contention_of(summary, contention)) if has_cost else None
+    # Of a run of several files, the doctor's findings are told of all of them.
+    idle = idle_text(summary, result, run.doctor if run and analysis.files == 1 else lambda: Diagnosis((), ()))
     is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
     clocks = analysis.alignment.clocks if is_comparable else ()
     return Source(
@@ -686,7 +706,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis, run: R
         trace=trace,
         ranks=ranks,
         overlap=result,
-        gain=" ".join(filter(None, (idle_headline(summary), gain_headline(summary, cost)))),
+        gain=" ".join(filter(None, (idle, gain_headline(summary, cost)))),
         explained=explained,
         caveats=tuple(caveat.value for caveat in result.caveats),
         clock=next((clock for clock in clocks if clock.clock == trace.path), None),

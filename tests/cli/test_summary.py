@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.analyze.why_unknown import NOTHING
+from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
@@ -536,6 +537,17 @@ def test_idle_time_is_told_first_where_it_is_the_larger_loss(tmp_path: Path) -> 
     assert found["idle"] in run("--notes", trace).stdout.splitlines()[0]
     (found,) = summary(TRACES / "overlap.sqlite")["runs"]
     assert found["idle"] is None
+
+
+def test_a_timeline_tells_why_the_device_is_idle_as_the_summary_does(tmp_path: Path) -> None:
+    """It told 'ddp-prof kernels shows what it waits for', also where the doctor had found the reason."""
+    one = write_capture(tmp_path / "one.sqlite", bucket_steps(14, 14, 14))
+    ranks = [write_capture(tmp_path / f"job.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)]
+    for traces, why in (([one], "the host launches work too late"), (ranks, "mostly from the last work of a step to")):
+        (found,) = summary(*traces)["runs"]
+        assert why in found["idle"]
+        assert run("timeline", *traces, "-o", tmp_path / "page.html").exit_code == 0
+        assert f": {found['idle']} " in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_where_the_host_was_on_a_cpu_is_told_only_where_it_is_known(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from string import digits
 
@@ -104,24 +104,8 @@ class SummarizedRun:
         return self.idle_text(_SEE_DOCTOR)
 
     def idle_text(self, see: str = "") -> str | None:
-        """Return :attr:`idle` with the words ``see`` after a reason that the doctor found.
-
-        The sentence gives the reason if the doctor found one that explains at least half of that time, as far as its
-        cost is known; see :func:`idle_headline`.
-        """
-        least_ns = (self.summary.parts_ns["idle"] or 0) / 2
-        costs = {finding.rule: finding.cost_ns for finding in self.diagnosis.findings}
-        explains = {rule for rule, cost_ns in costs.items() if cost_ns is None or cost_ns >= least_ns}
-        reasons = _REASONS_ON_CPU if self.summary.device == "cpu" else _REASONS_OF_IDLE
-        reason = next((text for rule, text in reasons.items() if rule in explains), None)
-        return idle_headline(self.summary, f"{reason}{see}" if reason else self._idle_between)
-
-    @property
-    def _idle_between(self) -> str:
-        """That devices are mostly idle between the work of two steps, which no table of kernels divides; else empty."""
-        steps = [step for rank in self.result.ranks for step in rank.timed_steps]
-        of_steps = sum(step.length.idle_ns or 0 for step in steps)
-        return _BETWEEN if 2 * sum(step.idle_ns or 0 for step in steps) < of_steps else ""
+        """Return :attr:`idle` with the words ``see`` after a reason that the doctor found."""
+        return idle_text(self.summary, self.result, lambda: self.diagnosis, see)
 
     @property
     def advice(self) -> str | None:
@@ -163,6 +147,40 @@ class SummarizedRun:
         if self.summary.reason:
             return [f"ddp-prof info {traces}", f"ddp-prof kernels {traces}"]
         return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {traces}", f"ddp-prof report {traces}"]
+
+
+def idle_text(
+    summary: VariantSummary, result: TraceOverlap, diagnose: Callable[[], Diagnosis], see: str = _SEE_DOCTOR
+) -> str | None:
+    """Return a sentence that the device is idle for longer than communication is exposed; ``None`` if it is not.
+
+    The sentence gives the reason if the doctor found one that explains at least half of that time, as far as its cost
+    is known; see :func:`idle_headline`.
+
+    Args:
+        summary: The figures of the run.
+        result: The overlap of the run.
+        diagnose: Returns the doctor's findings; called only where the device is idle for longer.
+        see: Words after a reason that the doctor found.
+    """
+    if idle_headline(summary) is None:
+        return None
+    least_ns = (summary.parts_ns["idle"] or 0) / 2
+    costs = {finding.rule: finding.cost_ns for finding in diagnose().findings}
+    explains = {rule for rule, cost_ns in costs.items() if cost_ns is None or cost_ns >= least_ns}
+    reasons = _REASONS_ON_CPU if summary.device == "cpu" else _REASONS_OF_IDLE
+    reason = next((text for rule, text in reasons.items() if rule in explains), None)
+    return idle_headline(summary, f"{reason}{see}" if reason else _idle_between(result))
+
+
+def _idle_between(result: TraceOverlap) -> str:
+    """Return that devices are mostly idle between the work of two steps, which no table of kernels divides.
+
+    Empty if they are not.
+    """
+    steps = [step for rank in result.ranks for step in rank.timed_steps]
+    of_steps = sum(step.length.idle_ns or 0 for step in steps)
+    return _BETWEEN if 2 * sum(step.idle_ns or 0 for step in steps) < of_steps else ""
 
 
 def summary_view(runs: Sequence[SummarizedRun], *, whole: bool) -> TableView:
