@@ -493,7 +493,7 @@ def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     from ddp_prof.benchmark.findings import gather_testbeds
     from ddp_prof.benchmark.store import load_results
 
-    table = database.with_suffix(".csv")
+    table = database.parent / f"{database.stem}.csv"  # with_suffix refuses a folder such as "."
     protect_inputs([database], *([table] if folder else []))
     testbeds = gather_testbeds(load_results(database))
     if not testbeds:

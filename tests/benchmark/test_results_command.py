@@ -65,6 +65,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     empty = run("results", tmp_path / "empty.db")
     assert (empty.exit_code, empty.stderr.count("\n")) == (1, 1)
     assert "no runs in it yet: fill it with scripts/run_comparison.sh" in empty.stderr
+    for folder in (".", "/", tmp_path):  # a traceback: a folder such as '.' has no name
+        assert f"Error: {folder}: a folder: name a database in it" in run("results", folder).stderr
     (tmp_path / "text.db").write_text("no database " * 200)
     assert "not a results database" in run("results", tmp_path / "text.db").stderr
 
