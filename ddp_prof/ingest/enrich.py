@@ -388,7 +388,8 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     The end is impossible if it lies after the ends of the next two activities of the stream. The operations of a stream
     follow each other; with programmatic dependent launch the next one may begin early, but the one after that does not
     end early. Activities that one call launched together, as a CUDA graph, have no order and are not compared, nor are
-    those whose stream is not known. An end after the begin of the next activity is impossible, too, if nothing else on
+    those whose stream is not known. Ends are impossible, too, if many activities of one stream run at once
+    (:func:`_run_at_once`). An end after the begin of the next activity is impossible, too, if nothing else on
     the stream ends so late, and nothing else of its name takes half as long (:func:`_run_on_beside_the_next`). The last
     two of a stream, which none or one follows, are compared with the waits of the host (:func:`_cut_by_waits`).
 
@@ -419,6 +420,8 @@ def cut_overlong_activities(trace: Trace) -> Trace:
             break
         ends_ns[rows] = start_ns[order[rows + 1]]
         found.append(order[rows])
+    at_once = _run_at_once(trace, order, lane, ends_ns)
+    ends_ns[at_once] = start_ns[order[at_once + 1]]
     beside = _run_on_beside_the_next(trace, order, lane, ends_ns)
     ends_ns[beside] = start_ns[order[beside + 1]]
     last = np.flatnonzero(np.append(lane[2:] != lane[:-2], [True, True][: len(lane)]))
@@ -428,6 +431,11 @@ def cut_overlong_activities(trace: Trace) -> Trace:
         warnings.append(
             f"activities that were recorded as ending after later ones of their stream: "
             f"{len(np.unique(np.concatenate(found))):,}; each is taken to end where the next one begins"
+        )
+    if len(at_once):
+        warnings.append(
+            f"activities that were recorded as running on while many later ones of their stream began: "
+            f"{len(at_once):,}; each is taken to end where the next one begins"
         )
     if len(beside):
         warnings.append(
@@ -452,7 +460,7 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     return replace(
         trace,
         activities=replace(activities, end_ns=cut_ns),
-        overlong=np.unique(np.concatenate([*found, order[beside], outliving, at_jump])),
+        overlong=np.unique(np.concatenate([*found, order[at_once], order[beside], outliving, at_jump])),
         warnings=(*trace.warnings, *map(Doubt, warnings)),
     )
 
@@ -461,6 +469,41 @@ def _that_end_late(ends_ns: Ints, than_ns: Ints) -> Ints:
     """Return the rows in which the end is clearly after the other time; there are few, of columns that may be long."""
     late = (ends_ns[part] - than_ns[part] > _ROUNDING_NS for part in parts_of(len(than_ns)))
     return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *late]))
+
+
+_MOST_AT_ONCE = 8
+"""Largest number of activities of a stream that begin before one ends that is launched before them."""
+_MOST_COLLECTIVES_AT_ONCE = 2
+"""The same if all of these are collectives, which seldom begin early."""
+
+
+def _run_at_once(trace: Trace, order: Ints, lane: Ints, ends_ns: Ints) -> Ints:
+    """Return which activities run on when the next one of their stream begins, on streams where too many run at once.
+
+    All of them end in the order of their starts, so no end alone is impossible. It is so where durations were recorded
+    in a wrong unit. Arguments and result are those of :func:`_run_on_beside_the_next`.
+    """
+    activities, start_ns = trace.activities, in_order(trace.activities.start_ns, order)
+    number, category, stream = activities.correlation, activities.category, activities.lane
+    streams = [np.empty(0, lane.dtype)]
+    for most in (_MOST_COLLECTIVES_AT_ONCE, _MOST_AT_ONCE):
+        rows = _that_end_late(ends_ns[: -most - 1], start_ns[most + 1 :])
+        rows = rows[(lane[rows + most + 1] == lane[rows]) & (stream[order[rows]] != UNKNOWN)]
+        for at in range(most + 1):
+            own, after = order[rows + at], order[rows + at + 1]
+            is_other = (number[after] != number[own]) | (number[own] == UNKNOWN)
+            is_other &= start_ns[rows + at + 1] > start_ns[rows + at]
+            if most == _MOST_COLLECTIVES_AT_ONCE:
+                is_other &= (category[own] == Category.COMMUNICATION) & (category[after] == Category.COMMUNICATION)
+            rows = rows[is_other]
+        streams.append(lane[rows])
+    if not (found := distinct(np.concatenate(streams))):
+        return np.empty(0, np.int64)
+    rows = _that_end_late(ends_ns[:-1], start_ns[1:])
+    rows = rows[is_in(lane[rows], found) & (lane[rows + 1] == lane[rows])]
+    own, after = number[order[rows]], number[order[rows + 1]]
+    at_once: Ints = rows[(start_ns[rows + 1] > start_ns[rows]) & ((after != own) | (own == UNKNOWN))]
+    return at_once
 
 
 _AWAITED_NS = 50_000

@@ -180,6 +180,11 @@ def in_a_wrong_unit() -> Capture:
     return changed(usual(6), lambda place, one: replace(one, end=one.start + 1000 * (one.end - one.start)))
 
 
+def collectives_in_a_wrong_unit() -> Capture:
+    """Durations of all all-reduces are a thousand times too long, so each ends after the begin of all later ones."""
+    return changed(usual(), lambda _, one: replace(one, end=one.start + 400 * STEP * US) if one.name == NCCL else one)
+
+
 def overlong() -> Capture:
     """Step 1's backward lasts 3.5 ms, over nine later kernels of its stream."""
     return changed(usual(), lambda place, one: replace(one, end=one.start + 3500 * US) if place == 5 else one)
@@ -583,6 +588,11 @@ CASES = {
     "durations in a wrong unit": Reported(
         "roctracer#104", in_a_wrong_unit, (None, None, None), 0,
         says=("steps 0 to 4 .* impossible start", "step 5 left out: most steps have", "not known: no step of this"),
+        says_not=("of communication is hidden",),
+    ),
+    "durations of collectives in a wrong unit": Reported(
+        "roctracer#104", collectives_in_a_wrong_unit, (None, None, None), 0,
+        says=("running on while many later ones of their stream began: 4", "not known: no step of this"),
         says_not=("of communication is hidden",),
     ),
     "a kernel over nine later ones": Reported(
