@@ -350,7 +350,7 @@ def _called(read: _Read) -> HostEvents:
 
 def _calls(read: _Read) -> Calls:
     calls = read.calls
-    return Calls(calls.start_ns, read.processes.of_host(calls.pid), calls.tid, calls.correlation)
+    return Calls(calls.start_ns, read.processes.of_host(calls.pid), calls.tid, _known_numbers(calls.correlation))
 
 
 def _read_losses(header: Header) -> Iterator[str]:
@@ -433,10 +433,14 @@ def _activities(read: _Read, place: int, events: DeviceEvents, named: tuple[Kind
         name_id=name_id,
         kind=np.full(len(events), kind, np.int64),
         category=category,
-        # Some releases of ROCm's tracer give all collectives the number 0.
-        correlation=np.where(events.correlation == 0, UNKNOWN, events.correlation),
+        correlation=_known_numbers(events.correlation),
         bytes=events.bytes,
     )
+
+
+def _known_numbers(correlation: Ints) -> Ints:
+    """Return correlation numbers, ``UNKNOWN`` for 0, which is none: ROCm's tracer gives it to all collectives."""
+    return np.where(correlation == 0, UNKNOWN, correlation)
 
 
 def _operators(names: Codes, events: HostEvents) -> Operators:

@@ -544,6 +544,8 @@ def _call_columns(file: ExportTables) -> tuple[dict[str, Ints], int]:
         for name, column in columns.items():  # one by one, so that only one of them is held twice
             columns[name] = in_order(column, order) if column.strides[0] else column  # stride 0: one value in all rows
     numbers = columns["correlationId"]
+    if len(numbers) and numbers[0] == 0:  # none is called 0
+        columns["correlationId"] = numbers = np.where(numbers == 0, UNKNOWN, numbers)
     if np.all(numbers[1:] > numbers[:-1]):  # usual: no number comes twice
         return columns, 0
     again = are_repeated(*columns.values())

@@ -498,6 +498,18 @@ def shared_numbers() -> Capture:
     return replace(usual(), kernels=kernels)
 
 
+def on_a_second_stream() -> Capture:
+    """Each all-reduce is there again, under the number of its launch, on a stream of its own."""
+    numbered = [replace(one, number=100 + place) for place, one in enumerate(usual().kernels)]
+    again = [replace(one, stream=120, launch=None) for one in numbered if one.name == NCCL]
+    return replace(usual(), kernels=[*numbered, *again])
+
+
+def numbered_0() -> Capture:
+    """The profiler tells no numbers."""
+    return changed(usual(), lambda _, one: replace(one, number=0))
+
+
 def without_numbers() -> Capture:
     """No kernel has the number of its launch; the last launch has no kernel, as the recording ended before it."""
     numbered = [replace(kernel, number=100 + place) for place, kernel in enumerate(usual(30).kernels)]
@@ -719,10 +731,18 @@ CASES = {
         "nsys-ai#215", library_ranges, HALF, None, says=("no steps are marked from begin to end",), formats=("nsys",)
     ),
     "each kernel twice": Reported("kineto", duplicates, HALF, says=("20, with 5 duplicate collectives",)),
+    "each all-reduce on a second stream, too": Reported(
+        "", on_a_second_stream, HALF, 5, says=("5 duplicate collectives: counted twice",),
+    ),
     "kernels with the number of another's launch": Reported(
         "kineto#1416", shared_numbers, HALF,
         says=("5 of 20 activities have the correlation number of another one's launch", "exposed time is tail"),
         formats=("kineto",),
+    ),
+    "calls and kernels with the number 0": Reported(
+        "chakra#128", numbered_0, HALF, 5,
+        says=("20 of 20 activities carry no correlation number", "no step is known to have launched much of it"),
+        says_not=("left out",),
     ),
     "kernels without the numbers of their launches": Reported(
         "kineto#1416", without_numbers, (12000, 6000, 6000), 30,
