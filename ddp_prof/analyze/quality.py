@@ -19,8 +19,8 @@ from ddp_prof.columns import by_number, count_noun, milliseconds, percent
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.notes import Doubt, prefixed
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.table import NEVER, is_in, parts_of
-from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
+from ddp_prof.table import NEVER, Ints, Mask, is_in, parts_of
+from ddp_prof.trace import UNKNOWN, Activities, Category, Kind, Trace, distinct, distinct_rows, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ class Diagnostics:
         lost: By process, the number of these calls that have no activity and lie in no step; also those in steps if no
             activity of the process was recorded.
         ambiguous: Number of activities whose correlation number several calls have.
-        repeated: Number of collectives that are in the trace more than once, with the same stream and times.
+        repeated: Number of collectives that are in the trace more than once, with the same stream and times, or
+            with the same launch, name and times on another stream.
         busy_ns, collectives: Time of compute, and number of collectives, by process, device and stream.
         compute_ns: By name, the summed time of the kernels that count as compute.
         kernels_ns: Summed time of all kernels.
@@ -251,6 +252,24 @@ def warn_silent_steps(counts: Mapping[str, Mapping[int, int]]) -> Iterator[str]:
             )
 
 
+def _count_repeated(communication: Activities) -> int:
+    """Return how many collectives are there again at one time: on the same stream, or of the same launch on another."""
+    at_once = ("start_ns", "end_ns", "device", "process")
+    columns = [getattr(communication, name) for name in (*at_once, "lane")]
+    on_stream = _equal_neighbours(columns, np.lexsort(columns))
+    numbered = select(communication, communication.correlation != UNKNOWN)
+    columns = [getattr(numbered, name) for name in (*at_once, "correlation", "name_id")]
+    order = np.lexsort([numbered.lane, *columns])
+    of_launch = _equal_neighbours(columns, order) & (np.diff(numbered.lane[order]) != 0)
+    return int(on_stream.sum() + of_launch.sum())
+
+
+def _equal_neighbours(columns: Sequence[Ints], order: Ints) -> Mask:
+    """Return for each row of ``order`` but the last whether the next one is equal to it in all columns."""
+    found: Mask = np.all([np.diff(column[order]) == 0 for column in columns], axis=0)
+    return found
+
+
 def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics:
     """Return the counts of what makes the figures of a trace doubtful, from which warnings and caveats are made."""
     activities = trace.activities
@@ -268,12 +287,9 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
             key = (rank.process, rank.device, lane)
             busy_ns[key] += busy_of_lane_ns
             collectives[key] += number
-    # Collectives with equal start, end, stream, device and process follow each other in `order`, and are repeated.
     communication = select(activities, activities.category == Category.COMMUNICATION)
     launches, lost = _count_launches(trace, ranks)
     lacking = [rank.process for rank in ranks if rank.recording.lacks_calls]  # the first calls may be among the lost
-    columns = [getattr(communication, name) for name in ("start_ns", "end_ns", "lane", "device", "process")]
-    order = np.lexsort(columns)
     return Diagnostics(
         about_trace=(*trace.warnings, *_warn_about_steps(trace, ranks)),
         caveats=_declared_caveats(trace),
@@ -289,7 +305,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics
         launches=launches,
         lost=lost,
         ambiguous=int(trace.has_ambiguous_launch.sum()),
-        repeated=int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum()),
+        repeated=_count_repeated(communication),
         busy_ns=busy_ns,
         collectives=collectives,
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
