@@ -3,7 +3,8 @@
 ``DistributedDataParallel.__init__`` is called again on the same object, so the program's references to the wrapper stay
 valid. The module, its parameters and the optimizer's state are not touched. ``__init__`` makes a new reducer (DDP's
 object that fills and reduces the buckets); the hooks of the old one are removed from the parameters. Gradients that are
-views into old buckets keep the memory of these buckets.
+views into old buckets keep the memory of these buckets. The new reducer has the parameters that required gradients when
+the program made its wrapper, not those that do so between these two steps: a GAN's critic may be frozen then.
 
 What ``__init__`` would reset is put back: whether the module trains or evaluates, hooks on the wrapper, the program's
 communication hook. The parameters are equal on all ranks already, so they are not broadcast again.
@@ -41,6 +42,8 @@ class Wrapped:
         self._made, self._init, self._signature = weakref.ref(made), init, given.signature
         self._own = {name: value for name, value in given.arguments.items() if value is not made}  # without self
         self._self = next(iter(given.arguments))  # name of the first parameter, "self"
+        parameters = given.arguments["module"].named_parameters()
+        self._trained = {name for name, parameter in parameters if parameter.requires_grad}
         self.hook: tuple[Any, Any] | None = None
 
     def is_of(self, made: Any) -> bool:
@@ -66,9 +69,14 @@ class Wrapped:
         # Initialize with the program's arguments, some replaced; without sending the parameters.
         asked = {self._self: made, **self._own, **arguments, "init_sync": False}
         given = inspect.BoundArguments(self._signature, asked)
+        trained = {parameter: parameter.requires_grad for parameter in made.module.parameters()}
+        for name, parameter in made.module.named_parameters():
+            parameter.requires_grad_(name in self._trained)
         with torch.enable_grad():
             self._init(*given.args, **given.kwargs)
         # Put back what it has reset.
+        for parameter, is_trained in trained.items():
+            parameter.requires_grad_(is_trained)
         vars(made).update(kept)
         made.require_backward_grad_sync = is_synchronizing
         if self.hook:
