@@ -301,8 +301,11 @@ def _error_of_rank(text: str) -> str | None:
         said = _last_words(text)
         ended = f"a rank ended with exit code {code} and raised no exception"
         return f"{ended}; before, the program's output ends with: {said}" if said else ended
-    if own and all("closed by peer" in line for line in own):
-        return "a rank ended while the others waited for it: do all ranks make the same number of steps?"
+    if own and all(re.search(r"(closed|reset) by peer|Broken pipe", line) for line in own):
+        return (
+            "a rank ended while the others waited for it: do all ranks make the same number of steps? "
+            "If not, give so few --steps that each of them makes these"
+        )
     return printable(own[0][:300]) if own else None
 
 
