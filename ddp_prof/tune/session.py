@@ -256,7 +256,15 @@ class BlocksSession(Session):
         self._measure_blocks = measure_blocks
 
     def run(self) -> Tuning:
-        """Run rounds until the tuning ends, then each try that is faster once by itself, if there is time."""
+        """Run rounds until the tuning ends, then each try that is faster once by itself, if there is time.
+
+        Raises WorkloadError also if the program's first run shows no call whose arguments could change between blocks.
+        """
+        if not any(call.what == "DistributedDataParallel" for call in self.run_today().made):
+            raise WorkloadError(
+                "the program calls no DistributedDataParallel, and --in-process changes nothing else: leave it out, "
+                "and try arguments of what the program calls, or variables"
+            )
         result = super().run()
         if any(self.trials[0].losses):
             for verdict in result.verdicts:

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.tune.measure import SETTLING, Blocks, Measured, Program
+from ddp_prof.tune.measure import SETTLING, Blocks, Made, Measured, Program
 from ddp_prof.tune.session import BlocksSession, Limits, Tuning
 from ddp_prof.tune.store import Store
 from ddp_prof.tune.tries import Try, parse_tries
-from tests.tune.simulated import NoStore, Simulated, outcomes
+from tests.tune.simulated import ARGUMENTS, NoStore, Simulated, outcomes
 
 WARMUP, STEPS = 2, 18
 PROGRAM = Program(("torchrun", "train.py"), WARMUP, STEPS, in_process=True)
 FAST = {"static_graph=True": 0.2}
 TRIES = ("static_graph", "gradient_as_bucket_view")
+MADE = (Made("DistributedDataParallel", ARGUMENTS),)
 SEEDED = tuple(3.0 / (step + 1) for step in range(WARMUP + STEPS))
 
 
@@ -29,6 +30,7 @@ class Job:
     Attributes:
         starts: What was run, in order: a try alone, or the number of blocks.
         in_blocks: Losses of the run in blocks, for as long as its settings are today's.
+        calls: The program's calls that take settings.
     """
 
     start_s: float = 10.0
@@ -36,6 +38,7 @@ class Job:
     losses: dict[str, Sequence[float]] = field(default_factory=dict)
     errors: dict[str, WorkloadError] = field(default_factory=dict)
     in_blocks: Sequence[float] = SEEDED[:WARMUP]
+    calls: Sequence[Made] = MADE
     now_s: float = 0.0
     starts: list[str | int] = field(default_factory=list)
 
@@ -46,7 +49,8 @@ class Job:
         program.errors = self.errors
         program.losses = {"today": SEEDED, **self.losses}
         program.losses.setdefault(tried.label, SEEDED)
-        return program(tried, 0)
+        found = program(tried, 0)
+        return replace(found, ranks=tuple(replace(rank, made=[*self.calls]) for rank in found.ranks))
 
     def blocks(self, tries: Sequence[Try], limit_s: int) -> Blocks:
         self.starts.append(len(tries))
@@ -121,6 +125,14 @@ def test_a_program_without_losses_is_not_started_for_them() -> None:
     job = Job(gains=FAST, losses={"today": ()})
     assert losses_of(tune(job, "static_graph")) == {"static_graph=True": "not seen"}
     assert job.starts == ["today", 12]
+
+
+def test_a_program_without_ddp_is_not_run_in_blocks() -> None:
+    """That 'without --in-process a try that fails stops no other' was its advice, after a second run."""
+    job = Job(calls=())
+    with pytest.raises(WorkloadError, match="calls no DistributedDataParallel, and --in-process changes nothing else"):
+        tune(job, *TRIES)
+    assert job.starts == ["today"]
 
 
 def test_what_is_in_the_store_is_not_run_again(tmp_path: Path) -> None:
