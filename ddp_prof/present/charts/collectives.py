@@ -290,7 +290,8 @@ def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] |
         "type": "heatmap", "x": columns, "y": list(range(len(names))), "z": lags_ms,
         # Gaps between cells, unless they would hide small ones.
         "xgap": int(len(columns) < _MOST_GAPPED), "ygap": 2 * int(len(names) < _MOST_GAPPED),
-        "zmin": 0,  # so that a rank that is early has the colour of one that is on time
+        # So that a rank that is early has the colour of one that is on time. Plotly takes both ends, or none.
+        "zmin": 0, "zmax": max(np.max(lags_ms, initial=0, where=lags_ms > 0), 1e-6),
         # From transparent, which fits a light and a dark page.
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, theme.LIGHT.text]],
         "colorbar": {"title": {"text": "lag, ms"}, "thickness": 12, "y": 1, "yanchor": "top", "len": 0.6},
@@ -309,7 +310,8 @@ def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] |
         [lag_map, cost_bars],
         title=to_plain_text(skew_headline(skew).claim),
         subtitle=(
-            f"{notice}  ·  {shown_name(run.label)}  ·  lag of each rank; others' exposed wait for the last{several}"
+            f"{notice}  ·  {shown_name(run.label)}  ·  above: lag of each rank; below: how long the others wait for "
+            f"the last one, exposed{several}"
         ),
         height=inner, t=120, b=60, l=110, r=90,
         xaxis={**plain, "type": "category", "showgrid": False, "title": {"text": unit.strip()}, "anchor": "y2"},
@@ -318,5 +320,5 @@ def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] |
             "automargin": True, "tickmode": "array", "tickvals": list(shown),
             "ticktext": [f"<b>{names[row]}</b>  " for row in shown],
         },
-        yaxis2={**plain, "domain": [0, (_COST - 30) / inner], "title": {"text": "ms"}, "rangemode": "tozero"},
+        yaxis2={**plain, "domain": [0, (_COST - 30) / inner], "title": {"text": "wait, ms"}, "rangemode": "tozero"},
     )  # fmt: skip

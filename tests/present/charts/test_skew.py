@@ -36,6 +36,7 @@ def test_a_cell_a_rank_and_step(run: Run) -> None:
     assert np.asarray(heat.z)[late] == pytest.approx(LATE_MS, abs=0.1)
     assert np.asarray(heat.z)[~late] == pytest.approx(0, abs=0.1)
     assert heat.zmin == 0, "a rank that is early is not coloured as if it were late"
+    assert heat.zmax == np.max(heat.z), "Plotly takes no zmin without a zmax: the rank of least lag had no colour"
     assert np.asarray(bars.y) == pytest.approx(LATE_MS, abs=0.1)
     for row, lags in enumerate(heat.z):
         assert [round(ms * MS) for ms in lags] == [step.lags_ns[row] for step in run.skew().steps]
