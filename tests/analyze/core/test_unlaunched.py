@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ddp_prof.analyze.core.trace_ranks import find_rank_events
+from ddp_prof.analyze.core.unlaunched import find_unlaunched
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.trace import Trace, select
-from tests.drawing import column, draw_trace
+from ddp_prof.trace import UNKNOWN, Trace, select
+from tests.drawing import PID, column, draw_trace
 
 RANGES = [
     ("step 0", "############............"),
@@ -67,3 +69,33 @@ def test_work_between_two_steps_is_of_none() -> None:
     overlap = measure_overlap(trace)
     assert [step.kernels for step in overlap.ranks[0].steps] == [6, 7]
     assert any("1 of 14 activities has no launching call and belongs to no step" in note for note in overlap.warnings)
+
+
+@pytest.mark.parametrize(("lost", "kernels"), [("a", [6, 7]), ("q", [7, 6])])
+def test_work_before_the_first_call_or_behind_the_last_one_is_of_no_step(lost: str, kernels: list[int]) -> None:
+    """Which calls were before it, or behind, is not known."""
+    trace = without_calls(lost)
+    assert len(find_unlaunched(trace, PID).caller) == 0
+    assert [step.kernels for step in measure_overlap(trace).ranks[0].steps] == kernels
+
+
+def test_the_thread_that_made_a_lost_call_is_that_of_the_calls_beside() -> None:
+    trace = without_calls("")
+    main, autograd = (int(trace.calls.lane[trace.calls.correlation == ord(letter)][0]) for letter in "ac")
+    callers = {lost: find_unlaunched(without_calls(lost), PID).caller.tolist() for lost in "dikb"}
+    assert callers == {"d": [autograd], "i": [main], "k": [UNKNOWN], "b": [UNKNOWN]}
+
+
+@pytest.mark.parametrize(
+    ("lost", "share"),
+    [
+        ("d", 0),
+        ("b", 2 / 25),  # of forward or of backward
+        ("h", 2 / 25),  # of which step
+    ],
+)
+def test_work_counts_as_of_an_unknown_launch_unless_the_calls_beside_tell_step_and_phase(
+    lost: str, share: float
+) -> None:
+    (rank,) = find_rank_events(without_calls(lost))
+    assert rank.recording.unlaunched == pytest.approx(share)

@@ -46,6 +46,14 @@ def test_captures_of_different_jobs_are_refused() -> None:
     assert "record both again" in str(found.reason)
 
 
+def test_what_compute_beside_communication_explains_is_no_spread() -> None:
+    """Steps of 100 ms, and of what is lost beside 10 to 30 ms of communication."""
+    hides_more, hides_less = (np.array([[100 + 0.4 * ms, ms] for ms in of]) * 1e6 for of in ((10, 20, 30), (1, 2, 3)))
+    found = slowed_between(hides_more, hides_less)
+    assert (found.share, found.low, found.high) == (pytest.approx(0.4), pytest.approx(0.4), pytest.approx(0.4))
+    assert "20.0 and 20.5 ms per step" in str(slowed_between(hides_more, hides_more + 0.5e6).reason)
+
+
 @pytest.mark.parametrize(("steps", "alike"), [(3, 0.0), (30, 0.0), (60, 0.3)])
 def test_the_interval_holds_the_truth_in_19_of_20_pairs(steps: int, alike: float) -> None:
     """By a plain bootstrap it held it in 14 of 20 pairs of 3 steps."""
