@@ -571,10 +571,11 @@ class _Walker:
             at which that rank began; and how long after that time this rank still waited for peers, which is 0 where
             the clocks tell the last rank.
         """
-        match = UNKNOWN if timing == UNKNOWN else int(self.match_of[index][timing])
-        if timing != UNKNOWN and not self.can_change:
+        if timing == UNKNOWN:
+            return index, own_ns, 0
+        if not self.can_change:
             return index, own_ns, max(0, int(self.run.waits_ns[index][timing]))
-        if match == UNKNOWN:
+        if (match := int(self.match_of[index][timing])) == UNKNOWN:
             return index, own_ns, 0
         arrivals = {}
         for other, row in enumerate(self.run.matches.rows[match].tolist()):

@@ -340,6 +340,33 @@ def test_of_a_warm_up_whose_collective_is_on_the_path_no_wait_is_known() -> None
     assert (path.rank, path.parts_ns["peer_wait"], len(path.collectives)) == ("rank 0", 2, 1)
 
 
+def test_who_was_last_at_another_collective_says_nothing_of_a_warm_up_s() -> None:
+    #  step      00         1
+    #  rank 0    ...k......................cccccccccccccccccccc     c waits for A, and not for B
+    #            kkkkkkkkkkAAAAAAAAAAAAAAAAkBBBBBBBBB
+    #  rank 1    ...k......................cc                       is late at B
+    #            kkkkkkkkkkAAAAAAAAAAAAAAAAkkkkkkBBBB
+    traces = []
+    for number, late in enumerate((1, 6)):
+        device = Device()
+        with device.range("step|index=0|warmup=1"):
+            device.launch(0, 8, 10, is_collective=False)
+            device.record(0, 8, 1)
+            device.wait(0, 20, 1)
+            device.launch(0, 20, 16, is_collective=True)
+            device.record(0, 20, 2)
+        with device.range("step|index=1"):
+            device.launch(0, 7, 1, is_collective=False)
+            device.launch(0, 20, late, is_collective=False)
+            device.launch(0, 20, 10 - late, is_collective=True)
+            device.wait(0, 7, 2)
+            device.launch(0, 7, 2 if number else 20, is_collective=False)
+        trace = device.trace()
+        traces.append(replace(trace, path=Path(f"rank{number}.sqlite"), ranks={PID: number}, world_size=2, epoch_ns=0))
+    path = path_of(*traces)
+    assert (path.rank, path.changes, path.collectives) == ("rank 0", 0, ())
+
+
 def test_before_an_operation_of_unknown_launch_the_path_is_the_host() -> None:
     device = Device()
     device.launch(0, 8, 1, is_collective=False)
