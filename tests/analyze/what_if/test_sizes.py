@@ -149,6 +149,14 @@ class TestLink:
         assert str(falling).startswith(NOT_LONGER)
         assert str(without_overhead).startswith(LESS_THAN_NOTHING), "they do take longer"
 
+    def test_a_turned_line_says_the_same_of_the_mean_size(self) -> None:
+        link = fit_link(np.array([[1400.0, 1900.0, 3100.0]]), np.array([1000, 2000, 4000]))
+        assert isinstance(link, LinkFit)
+        for share in (-0.05, 0.05):
+            turned = link.turned(share)
+            assert turned.ns_per_byte != link.times.ns_per_byte
+            assert turned.overhead_ns + turned.ns_per_byte * 7000 / 3 == pytest.approx(6400 / 3)
+
     def test_a_turned_line_is_not_negative(self) -> None:
         link = fit_link(np.array([[100.0, 900.0, 400.0]]), np.array([1000, 2000, 4000]))
         assert isinstance(link, LinkFit)
