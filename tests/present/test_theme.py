@@ -11,6 +11,7 @@ import ddp_prof
 from ddp_prof.analyze.collectives.exposed_time import WHYS
 from ddp_prof.present import theme
 from ddp_prof.range_names import PHASES
+from tests.javascript import Node
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, for linear RGB.
 SIGHT = {
@@ -75,6 +76,13 @@ def test_overlapped_and_exposed_differ_in_grey_and_can_be_read(palette: theme.Pa
         assert contrast(text, palette.paper) >= 4.5
 
 
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_text_on_each_box_can_be_read(palette: theme.Palette, node: Node) -> None:
+    """Text on the optimizer, on CUDA graphs and, in the dark, on exposed time had a contrast of 3.7 to 4.0."""
+    for name, color in palette.colors.items():
+        assert contrast(color, node.ask("inkOn(argument)", color)) >= 4.5, name
+
+
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
 def test_what_is_counted_elsewhere_is_told_from_all_beside_it(palette: theme.Palette, sight: str) -> None:
@@ -118,7 +126,7 @@ def test_colours_stand_in_the_theme_alone() -> None:
         if path.suffix in {".py", ".js", ".css", ".html"} and path.name != "theme.py"
         for color in re.findall(r"#[0-9a-fA-F]{6}\b", path.read_text(encoding="utf-8"))
     }
-    assert found == {("index.css", "#ffffff"), ("paint.js", "#1c2128"), ("paint.js", "#ffffff")}
+    assert found == {("index.css", "#ffffff"), ("letters.js", "#000000"), ("letters.js", "#ffffff")}
 
 
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])

@@ -37,3 +37,11 @@ export function fitting(texts, room) {
 export function asText(plain) {
   return plain.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
+
+/** White where it can be read on a colour (a contrast of 4.5, as WCAG 2 has it), else black, which then can. */
+export function inkOn(color) {
+  const linear = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16) / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+  const light = linear[0] * 0.2126 + linear[1] * 0.7152 + linear[2] * 0.0722;
+  return 1.05 / (light + 0.05) >= 4.5 ? "#ffffff" : "#000000";
+}

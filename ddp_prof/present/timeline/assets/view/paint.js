@@ -6,7 +6,7 @@
 /** @import { Timeline } from "./timeline.js" */
 import { recolor } from "../../../html/assets/look.js";
 import { milliseconds } from "../base/format.js";
-import { asText, fitting, FONT_PX, widthOf } from "../base/letters.js";
+import { asText, fitting, FONT_PX, inkOn, widthOf } from "../base/letters.js";
 import { arrowOf } from "../lanes/launches.js";
 import { needArrows } from "../lanes/needs.js";
 
@@ -260,10 +260,4 @@ function pointing(arrows, color) {
 
 function written({ x, y, text, color }, family) {
   return { ...INERT, x, y, text, mode: "text", textfont: { color, size: FONT_PX - 0.5, family } };
-}
-
-/** Black or white, whichever has more contrast. */
-function inkOn(color) {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
-  return red * 0.299 + green * 0.587 + blue * 0.114 > 130 ? "#1c2128" : "#ffffff";
 }
