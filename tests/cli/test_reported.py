@@ -114,6 +114,13 @@ def lost_calls() -> Capture:
     return replace(sound, kernels=sound.kernels[10:])
 
 
+def lost_host_events() -> Capture:
+    """Ranges and calls of the last three of six steps are lost."""
+    numbered = [replace(one, number=100 + place) for place, one in enumerate(usual(6).kernels)]
+    kernels = [replace(one, launch=None if place >= 12 else one.launch) for place, one in enumerate(numbered)]
+    return replace(usual(6), kernels=kernels, ranges=[one for one in usual(6).ranges if one.start < 3 * STEP * US])
+
+
 def lost_first_launches() -> Capture:
     """All launches of a step but the last are lost, and its kernels are there; no range names a phase."""
     unnamed = job(*(step(index, phases=()) for index in range(6)))
@@ -591,6 +598,10 @@ CASES = {
     "in each step a kernel that ends before it starts": Reported(
         "", ends_before_starts, (None, None, None), 0,
         says=("steps 0 to 5 .* left out: a kernel in them takes no time",), says_not=("of communication is hidden",),
+    ),
+    "the host's times are 0 in the second half": Reported(
+        "pytorch#188481", lost_host_events, (2400, 1200, 1200), 3,
+        says=("12 of 24 activities have no launching call",), says_not=("ran outside of their ranges",),
     ),
     "steps that take no time": Reported(
         "", steps_without_time, (2400, 1200, 1200), 3,

@@ -64,6 +64,7 @@ from ddp_prof.trace import (
     distinct,
     distinct_rows,
     empty,
+    numbers_grow,
     select,
     take_or_unknown,
 )
@@ -195,13 +196,15 @@ class RankEvents(Brief):
     def lead(self) -> Lead:
         """How far the host is ahead of the device in the steps.
 
-        An operation whose launch was not recorded counts for the step that began last before it.
+        An operation whose launch was not recorded counts for the step that began last before it, unless it was launched
+        after the last recorded call.
         """
         events, steps = self.events, self.steps
         followed = self.device_steps[2]
         step = events.step.copy()
         alone = np.flatnonzero(step == UNKNOWN)
         alone = alone[take_or_unknown(self.trace.launching_calls, events.activity[alone]) == UNKNOWN]
+        alone = alone[~self._are_launched_later(events.activity[alone])]
         step[alone] = np.searchsorted(steps.start_ns, events.start_ns[alone], side="right") - 1
         rows = rows_of((step != UNKNOWN) & (events.activity != UNKNOWN))
         start, end, step = (at_rows(column, rows) for column in (events.start_ns, events.end_ns, step))
@@ -223,6 +226,24 @@ class RankEvents(Brief):
         held_ns = covered_by_each(start, end, steps.start_ns, steps.end_ns)
         sums = (int(column.sum()) for column in (between_ns, held_ns, followed))
         return Lead(work_ns, work_ns - within_ns, *sums)
+
+    def _are_launched_later(self, activities: Ints) -> Mask:
+        """Return which activities (rows, or ``UNKNOWN``) of the rank were launched after its last recorded call.
+
+        None if some of these began before that call, as their numbers are then none of the process.
+        """
+        calls, none = self.trace.calls, np.zeros(len(activities), np.bool_)
+        if not len(activities) or not len(calls) or not numbers_grow(calls):
+            return none
+        last, last_ns = UNKNOWN, NO_TIME
+        for part in parts_of(len(calls)):
+            own = calls.process[part] == self.process
+            last = max(last, int(calls.correlation[part][own].max(initial=UNKNOWN)))
+            last_ns = max(last_ns, int(calls.start_ns[part][own].max(initial=NO_TIME)))
+        later: Mask = take_or_unknown(self.trace.activities.correlation, activities) > last
+        if last == UNKNOWN or np.any(self.trace.activities.start_ns[activities[later]] < last_ns):
+            return none
+        return later
 
     @cached_property
     def runs_ahead(self) -> bool:
