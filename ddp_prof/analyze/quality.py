@@ -509,8 +509,8 @@ def _warn_about_lost_activities(counted: Diagnostics) -> Iterator[str]:
         elif lost > MOST_LOST_LAUNCHES * launches:
             yield Doubt(
                 f"{lost:,} of {launches:,} launches of process {process} "
-                f"{by_number(lost, 'lies in no step and has', 'lie in no step and have')} no activity, which "
-                "the profiler lost: figures are of what was recorded"
+                f"{by_number(lost, 'lies in no whole step and has', 'lie in no whole step and have')} no activity, "
+                "which the profiler lost: figures are of what was recorded"
             )
 
 
