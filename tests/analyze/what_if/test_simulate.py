@@ -96,3 +96,18 @@ def test_two_thousand_settings_are_many_steps_at_once() -> None:
     )
     found = simulate(both, [[0], [1]], LinkTimes(1, 2), 0.25)
     assert found.tolist() == [length(one, [[0], [1]], 1, 2, 0.25), length(other, [[0], [1]], 1, 2, 0.25)]
+
+
+def test_backward_may_end_beside_the_last_collective_and_copies_begin_then() -> None:
+    #  compute      aaBBBBbbbbCCCCCCCC1111111111111111 22      capitals at half speed; copies of 10 and of 2
+    #  collectives    1111    22222222222222222222
+    model = StepModel(
+        bytes=np.array([4, 20]),
+        ready_ns=np.array([[2.0, 8.0]]),
+        backward_ns=np.array([12.0]),
+        copy_ns=np.array([[10.0, 2.0]]),
+        rest_ns=np.array([0.0]),
+    )
+    # Bucket 1 is sent from 2 to 6; bucket 2 is ready at 10, as 2 of its work were done beside that, and sent until 30.
+    # Backward ends at 18; 6 of the copies of bucket 1 are done by 30, and all by 34.
+    assert simulate(model, [[0], [1]], LinkTimes(0.0, 1.0), 0.5).tolist() == [36.0]
