@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ddp_prof.cli.options import TraceCommand
+from ddp_prof.cli.options import InputPath, TraceCommand
 from ddp_prof.cli.terminal import Output
 from ddp_prof.errors import printable
 from ddp_prof.present.table import TableOptions, TableView, show, shown_after
@@ -16,7 +16,7 @@ from ddp_prof.present.table import TableOptions, TableView, show, shown_after
 
 @click.command("monitor", cls=TraceCommand, reads_traces=False, example="--html course.html monitor/monitor.jsonl")
 @click.option("--html", "page", type=Output(), help="Also write a page that shows the course.")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=InputPath("give the log"))
 def monitor(log: Path, page: Path | None, output: TableOptions) -> None:
     """The course of a training job, from the log of its monitor: what changed and when, and which rank was late.
 

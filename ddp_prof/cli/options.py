@@ -240,14 +240,16 @@ def _parse_columns(_context: click.Context, _parameter: click.Parameter, text: s
     return tuple("_".join(key.split()) for key in (text or "").split(",") if key.strip())
 
 
-class _TracePath(click.Path):
-    """The path of a trace, or ``-`` for stdin; not an empty one, as of a variable of the shell that is not set."""
+class InputPath(click.Path):
+    """A path; not an empty one, as of a variable of the shell that is not set: it would be this folder."""
+
+    def __init__(self, way_out: str, *, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, allow_dash=allow_dash)
+        self._way_out = way_out
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail(
-                "an empty name: is a variable of the shell not set? give the trace, or . for this folder", param, ctx
-            )
+            self.fail(f"an empty name: is a variable of the shell not set? {self._way_out}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -256,7 +258,7 @@ _TRACES = click.Argument(
     metavar="TRACE...",
     nargs=-1,
     required=True,
-    type=_TracePath(path_type=Path, allow_dash=True),
+    type=InputPath("give the trace, or . for this folder", allow_dash=True),
     callback=_read_stdin,
 )
 _TABLE_OPTIONS = (

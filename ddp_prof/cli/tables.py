@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.monitor import logs_among, show_logs_compared
-from ddp_prof.cli.options import Answer, Loader, TraceCommand
+from ddp_prof.cli.options import Answer, InputPath, Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable, shell_quote
 from ddp_prof.present.table import TableOptions, TableView, show, shown_after
@@ -473,7 +473,9 @@ OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db"
 
 @click.command("results", cls=TraceCommand, example="traces/results.db", reads_traces=False)
 @click.argument(
-    "database", default=lambda: OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS, type=click.Path(path_type=Path)
+    "database",
+    default=lambda: OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS,
+    type=InputPath("give the database"),
 )
 @click.option(
     "-o",

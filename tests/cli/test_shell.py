@@ -43,6 +43,8 @@ def test_a_trace_before_its_command_is_not_said_to_be_missing(trace: Path) -> No
         (["doctor", "@", "--csv"], "No such option '--csv'. Did you mean '--format csv'?"),
         (["timeline", "@", "--csv"], "No such option '--csv'."),  # it prints no table
         (["overlap", ""], "an empty name: is a variable of the shell not set?"),  # the current folder was read
+        (["monitor", ""], "an empty name: is a variable of the shell not set? give the log"),
+        (["results", ""], "an empty name: is a variable of the shell not set? give the database"),
         (["overlap", "@", "--step-range", ""], "an empty pattern fits every name"),  # each range was a step
         (["overlap", "@", "--comm-pattern", ""], "an empty pattern fits every name"),
     ],
