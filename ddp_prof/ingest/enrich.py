@@ -49,6 +49,11 @@ _LATEST_NS = 4 * 10**18
 """Nanoseconds from 1970 to 2096, the largest time that is accepted."""
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
 """Ten years, the longest time between two events that is accepted."""
+MOST_AT_ZERO = 3
+"""Largest number of events of a kind that may begin at 0, as where a program subtracted a start from all times.
+
+If more do, their starts are lost, even if their ends or durations are not.
+"""
 UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
 """Placeholders for kernels, ranges and calls without a name in the file."""
 

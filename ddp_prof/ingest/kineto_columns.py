@@ -22,7 +22,7 @@ import numpy as np
 
 from ddp_prof.communication import GLOO
 from ddp_prof.ingest import collectives
-from ddp_prof.ingest.enrich import MOST, SHAPE_COLUMNS
+from ddp_prof.ingest.enrich import MOST, MOST_AT_ZERO, SHAPE_COLUMNS
 from ddp_prof.ingest.export_tables import GatheredColumns
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, EventArguments
 from ddp_prof.ingest.names import ordering_kind
@@ -56,11 +56,6 @@ _MEMORY_OF_ROCM = re.compile(
 _FLOWS = frozenset("stf")
 """Values of ``ph`` of events that are arrows between other events; a trace has as many of them as calls."""
 _NUMBER = re.compile(r"\d{1,18}")
-MOST_AT_ZERO = 3
-"""Largest number of events of a category that may begin at 0, as where a program subtracted a start from all times.
-
-If more do, their starts are lost, even if their durations are not.
-"""
 _MOST_US = 2.0**52
 """Largest time in microseconds that is kept; larger ones become this one."""
 

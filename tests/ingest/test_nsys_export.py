@@ -403,6 +403,16 @@ def test_an_activity_without_times_is_left_out(tmp_path: Path) -> None:
     assert (len(trace.activities), trace.warnings) == (1, ("1 of 2 activities has no start and is left out",))
 
 
+@pytest.mark.parametrize(("at_zero", "read"), [(3, 10), (4, 6)])
+def test_activities_that_lost_their_start_alone_are_left_out(tmp_path: Path, at_zero: int, read: int) -> None:
+    """They keep their ends, but many cannot all begin at 0."""
+    starts = [0 if at < at_zero else 10 * at for at in range(10)]
+    kernels = [Kernel("gemm", start, 10 * at + 5, launch=at, thread=1) for at, start in enumerate(starts)]
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels)))
+    assert len(trace.activities) == read
+    assert ("4 of 10 activities have no start and are left out" in trace.warnings) == (read < 10)
+
+
 def test_ranges_that_change_between_two_looks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of ranges are read after their times: of an export that is still written, more or fewer."""
     path, read = write_capture(tmp_path / "x.sqlite", known_truth(8)), SqliteFile.text_batches
