@@ -310,10 +310,9 @@ def _find_rows(
     has_start["activities"] &= (columns["start"] != 0) | (columns["end"] != 0)
     has_start["ranges"] &= (spans.start_ns != 0) | (spans.end_ns != 0)
     has_start["calls"] &= (calls["start"] != 0) | (calls["end"] > 0)
-    for table, start_ns in starts.items():
-        begins_at_zero = start_ns == 0
-        if np.count_nonzero(begins_at_zero & has_start[table]) > enrich.MOST_AT_ZERO:
-            has_start[table] &= ~begins_at_zero
+    begins_at_zero = columns["start"] == 0
+    if np.count_nonzero(begins_at_zero & has_start["activities"]) > enrich.MOST_AT_ZERO:
+        has_start["activities"] &= ~begins_at_zero
     again = {
         "activities": are_repeated(*(columns[name] for name in (*ACTIVITY_COLUMNS[:-1], "name", "kind")))
         & (columns["end"] > columns["start"]),
