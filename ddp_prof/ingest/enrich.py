@@ -387,6 +387,23 @@ def doubt_streams(trace: Trace) -> Trace:
     return replace(trace, activities=replace(activities, lane=constant_column(UNKNOWN, len(lanes))))
 
 
+_FOLLOWED = "each is taken to end where the next one begins"
+_IMPOSSIBLE_TIMES = (
+    f"ending after later ones of their stream: {{count:,}}; {_FOLLOWED}",
+    f"running on while many later ones of their stream began: {{count:,}}; {_FOLLOWED}",
+    (
+        "running on beside the next one of their stream: {count:,}, each more than twice as long as all others of its "
+        f"name; {_FOLLOWED}"
+    ),
+    "ending after the host had waited for them: {count:,}; each is taken to end where that wait ends",
+    (
+        "beginning before others of their stream that were launched before them: {count:,}; the clock of their device "
+        "seems to jump back"
+    ),
+)
+"""What is said of each kind of impossible time, in the order in which :func:`cut_overlong_activities` finds them."""
+
+
 def cut_overlong_activities(trace: Trace) -> Trace:
     """Return the trace in which an activity with an impossible end ends where the next activity of its stream begins.
 
@@ -431,32 +448,13 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     ends_ns[beside] = start_ns[order[beside + 1]]
     last = np.flatnonzero(np.append(lane[2:] != lane[:-2], [True, True][: len(lane)]))
     outliving, until_ns = _cut_by_waits(trace, order[last])
-    warnings = []
-    if found:
-        warnings.append(
-            f"activities that were recorded as ending after later ones of their stream: "
-            f"{len(np.unique(np.concatenate(found))):,}; each is taken to end where the next one begins"
-        )
-    if len(at_once):
-        warnings.append(
-            f"activities that were recorded as running on while many later ones of their stream began: "
-            f"{len(at_once):,}; each is taken to end where the next one begins"
-        )
-    if len(beside):
-        warnings.append(
-            f"activities that were recorded as running on beside the next one of their stream: {len(beside):,}, each "
-            "more than twice as long as all others of its name; each is taken to end where the next one begins"
-        )
-    if len(outliving):
-        warnings.append(
-            f"activities that were recorded as ending after the host had waited for them: {len(outliving):,}; each is "
-            "taken to end where that wait ends"
-        )
-    if disordered:
-        warnings.append(
-            f"activities that were recorded as beginning before others of their stream that were launched before them: "
-            f"{disordered:,}; the clock of their device seems to jump back"
-        )
+    too_late = np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+    counts = [*map(len, (too_late, at_once, beside, outliving)), disordered]
+    warnings = [
+        Doubt(f"activities that were recorded as {text.format(count=count)}")
+        for count, text in zip(counts, _IMPOSSIBLE_TIMES, strict=True)
+        if count
+    ]
     if not warnings:
         return trace
     cut_ns = end_ns.copy()
@@ -465,8 +463,8 @@ def cut_overlong_activities(trace: Trace) -> Trace:
     return replace(
         trace,
         activities=replace(activities, end_ns=cut_ns),
-        overlong=np.unique(np.concatenate([*found, order[at_once], order[beside], outliving, at_jump])),
-        warnings=(*trace.warnings, *map(Doubt, warnings)),
+        overlong=np.unique(np.concatenate([too_late, order[at_once], order[beside], outliving, at_jump])),
+        warnings=(*trace.warnings, *warnings),
     )
 
 
