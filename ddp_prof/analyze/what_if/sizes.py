@@ -36,7 +36,7 @@ from ddp_prof.analyze.what_if.rules import (
 )
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
 from ddp_prof.columns import digits
-from ddp_prof.table import UNKNOWN, Floats, Ints
+from ddp_prof.table import Floats, Ints
 from ddp_prof.variants import BYTES_PER_MB
 
 RANGES, PROFILER, NCCL, MANIFEST = "ranges", "torch.profiler", "NCCL", "run.json"
@@ -172,17 +172,11 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
     if not rules:
         return None, []
     took_ns = structure.took_ns.mean(axis=0)
-    divided = [(_by_rule(sizes, rule), rule) for rule in rules]
-    bucket, rule = min(divided, key=lambda one: _misfit(np.bincount(one[0], weights=sizes).astype(float), took_ns))
+    filled = {rule: fill_until_reached(sizes, *rule) for rule in rules}
+    of_buckets = {rule: np.array([sizes[one].sum() for one in filled[rule]], np.float64) for rule in rules}
+    rule = min(rules, key=lambda rule: _misfit(of_buckets[rule], took_ns))
+    bucket = np.repeat(np.arange(calls), [len(one) for one in filled[rule]])  # gradients of a bucket follow each other
     return bucket, [BY_RULE.format(cap=digits(rule[1] / BYTES_PER_MB))]
-
-
-def _by_rule(sizes: Ints, rule: tuple[float, float]) -> Ints:
-    """Return the bucket of each gradient with these caps, of the first bucket and of the others."""
-    bucket = np.full(len(sizes), UNKNOWN, np.int64)
-    for position, members in enumerate(fill_until_reached(sizes, *rule)):
-        bucket[members] = position
-    return bucket
 
 
 def _misfit(sizes: Floats, took_ns: Floats) -> float:

@@ -308,16 +308,13 @@ def draw_waterfall(waterfall: Waterfall, summaries: Sequence[VariantSummary] = (
         meta={"narrowest": 110 + _BAR_PX * len(steps)},
         xaxis={
             **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
-            "ticktext": [_tick(bar) for bar in steps],
+            "ticktext": [
+                f"<b>{to_plain_text(plain_name(bar.run, _TICK))}</b>" if bar.run else bar.name for bar in steps
+            ],
             "automargin": True,
         },
         yaxis={**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
     )  # fmt: skip
-
-
-def _tick(bar: Bar) -> str:
-    """Return the label below a bar, in one line."""
-    return f"<b>{to_plain_text(plain_name(bar.run, _TICK))}</b>" if bar.run else bar.name
 
 
 class Bar(NamedTuple):
